@@ -1,0 +1,361 @@
+"""Declaring actions, and the one registry of the process through which the undo finds their compensations.
+
+The log finds a compensation by (name, version) in the process that loaded the DAG file, never by a module path:
+names are data, and renaming one needs ``aliases=``. An action is declared once, while the file is loaded, and may
+then be called in a step's body, run as an operator, or be given to an agent as a tool.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from airflow_saga.core.errors import ActionDeclarationError, NotInSagaError
+from airflow_saga.core.identity import ACTION_NAME_LIMIT
+from airflow_saga.core.policies import DEFAULT_TIMEOUT, DEFAULT_UNDO_DEADLINE, Retry
+from airflow_saga.core.records import ActionRecord, Later, ProbeAnswer
+from airflow_saga.core.states import Effect
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Marker:
+    """A word that stands where a compensation would: there is nothing to undo, or no way to."""
+
+    def __init__(self, effect: Effect) -> None:
+        self.effect = effect
+
+    def __repr__(self) -> str:
+        return self.effect.value
+
+
+READ_ONLY = Marker(Effect.READ_ONLY)
+"""The action changes nothing: not in doubt, never undone; its result is recorded and replayed."""
+
+NON_COMPENSABLE = Marker(Effect.NON_COMPENSABLE)
+"""The action cannot be undone: it is named at the end of an undo and put before a person."""
+
+Compensation = Callable[[ActionRecord], Any]
+"""Returns None or anything when it took, ``Later(…)`` when it is under way; a coroutine function is awaited."""
+Probe = Callable[[ActionRecord], ProbeAnswer]
+
+
+class _Missing:
+    pass
+
+
+_MISSING = _Missing()
+
+
+@dataclass(frozen=True, eq=False)
+class Action(Generic[P, R]):
+    """A function whose calls are recorded, together with what undoes them. Made by :func:`action`.
+
+    Calling it inside a step records the call; ``.fn`` is the bare function, for tests and for use inside other actions.
+    """
+
+    fn: Callable[P, R]
+    name: str
+    version: int
+    effect: Effect
+    compensation: Compensation | None
+    compensations: Mapping[int, Compensation]
+    verify: Probe | None
+    confirm: Probe | None
+    timeout: timedelta
+    settle_after: timedelta
+    retry: Retry
+    undo_retry: Retry
+    undo_deadline: timedelta
+    compensate_in_doubt: bool
+    idempotent: bool
+    key_lifetime: timedelta | None
+    aliases: tuple[str, ...]
+    wants_key: bool
+    origin: str
+    registered: bool = field(default=True)
+
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.fn, updated=())  # type: ignore[arg-type]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if _caller is None:
+            raise NotInSagaError(
+                f"{self.name} was called outside a saga step, so nothing was called. Call it in the body of a "
+                f"SagaOperator or @task.saga, or call {self.name}.fn(…) for the bare function."
+            )
+        return _caller(self, args, kwargs)  # type: ignore[no-any-return]
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.fn)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by name with defaults filled in, without ``key``; a TypeError as the call itself would raise."""
+        signature = _signature(self.fn)
+        if self.wants_key:
+            if "key" in kwargs:
+                raise TypeError(f"{self.name}: `key` is given by the saga, do not pass it")
+            bound = signature.bind(*args, **{**kwargs, "key": None})
+        else:
+            bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        bound.arguments.pop("key", None) if self.wants_key else None
+        return dict(bound.arguments)
+
+    def __repr__(self) -> str:
+        return f"<action {self.name} version {self.version}, {self.effect.value}>"
+
+
+Caller = Callable[[Action[Any, Any], tuple[Any, ...], Mapping[str, Any]], Any]
+_caller: Caller | None = None
+
+
+def set_caller(caller: Caller | None) -> None:
+    """The runtime says who records calls in this process (one step per process; None: no step)."""
+    global _caller
+    _caller = caller
+
+
+def _signature(fn: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(fn)
+
+
+class Registry:
+    """Every action of the process, by name and version."""
+
+    def __init__(self) -> None:
+        self._actions: dict[tuple[str, int], Action[Any, Any]] = {}
+        self._aliases: dict[str, str] = {}
+        self._closed_by: str | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._closed_by is not None
+
+    def close(self, step: str) -> None:
+        """From now on a new action is not registered (and refused before its call): a step has attached."""
+        self._closed_by = step
+
+    def reopen(self) -> None:
+        """For the next step in the same process (tests, ``dag.test()``)."""
+        self._closed_by = None
+
+    def add(self, action: Action[Any, Any]) -> None:
+        """:raises ActionDeclarationError: if another function has that name already, or the alias is taken."""
+        known = self._actions.get((action.name, action.version))
+        if known is not None and known.origin != action.origin:
+            raise ActionDeclarationError(
+                f"action {action.name!r} is declared twice: by {known.origin} and by {action.origin}. Names are how "
+                f"the log finds a compensation; give one of them name=\"…\"."
+            )
+        for alias in action.aliases:
+            owner = self._aliases.get(alias, action.name)
+            if owner != action.name or (alias, action.version) in self._actions:
+                raise ActionDeclarationError(f"action {action.name!r}: its alias {alias!r} belongs to another action")
+        self._actions[action.name, action.version] = action
+        self._aliases.update(dict.fromkeys(action.aliases, action.name))
+
+    def find(self, name: str, version: int) -> Action[Any, Any] | None:
+        """The action of that name (or alias), in that version if it is there, else in the newest one."""
+        name = self._aliases.get(name, name)
+        exact = self._actions.get((name, version))
+        if exact is not None:
+            return exact
+        versions = [found for (known, _), found in self._actions.items() if known == name]
+        return max(versions, key=lambda found: found.version, default=None)
+
+    def names(self) -> list[str]:
+        return sorted({name for name, _ in self._actions})
+
+
+registry = Registry()
+
+
+def compensation_for(action: Action[Any, Any], version: int) -> Compensation | None:
+    """What undoes a row of that version: this version's own compensation, or the one kept for the old version."""
+    if version == action.version:
+        return action.compensation
+    return action.compensations.get(version)
+
+
+@overload
+def action(fn: Callable[P, R], /, *, compensate: Compensation | Marker, **options: Any) -> Action[P, R]: ...
+
+
+@overload
+def action(
+    fn: None = None,
+    /,
+    *,
+    compensate: Compensation | Marker,
+    name: str | None = None,
+    version: int = 1,
+    aliases: Iterable[str] = (),
+    compensations: Mapping[int, Compensation] | None = None,
+    verify: Probe | None = None,
+    confirm: Probe | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    settle_after: timedelta = timedelta(0),
+    retry: Retry | None = None,
+    undo_retry: Retry | None = None,
+    undo_deadline: timedelta = DEFAULT_UNDO_DEADLINE,
+    compensate_in_doubt: bool = False,
+    idempotent: bool = False,
+    key_lifetime: timedelta | None = None,
+) -> Callable[[Callable[P, R]], Action[P, R]]: ...
+
+
+def action(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    compensate: Compensation | Marker | _Missing = _MISSING,
+    name: str | None = None,
+    version: int = 1,
+    aliases: Iterable[str] = (),
+    compensations: Mapping[int, Compensation] | None = None,
+    verify: Probe | None = None,
+    confirm: Probe | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    settle_after: timedelta = timedelta(0),
+    retry: Retry | None = None,
+    undo_retry: Retry | None = None,
+    undo_deadline: timedelta = DEFAULT_UNDO_DEADLINE,
+    compensate_in_doubt: bool = False,
+    idempotent: bool = False,
+    key_lifetime: timedelta | None = None,
+) -> Any:
+    """Declare that calls of a function are recorded, and what undoes one.
+
+    A keyword argument ``key`` of the function, where it has one, receives the stable idempotency key: the same in
+    every attempt of the call, so that a service that knows it makes one effect of many attempts.
+
+    :param compensate: a function of one :class:`ActionRecord`, or ``NON_COMPENSABLE``, or ``READ_ONLY``. Required.
+    :param name: stable name in the log; default is the function's name. Renamed? Keep the old one in ``aliases``.
+    :param version: grows when old records need another compensation; keep that one in ``compensations={1: …}``.
+    :param verify: asks the world what became of a call in doubt: ``Applied(result) | NotApplied() | Unknown()``.
+    :param confirm: asks the world whether a compensation took (``NotApplied()``: the effect is gone, it took).
+    :param timeout: wall-clock limit of one call; at it the call is abandoned and in doubt. Default 10 s.
+    :param settle_after: how long after its timeout an abandoned call may still take effect (assumption A1).
+    :param retry: tries of the call; only calls that proved ``NotApplied``, or ``idempotent`` ones, are tried again.
+    :param undo_retry: tries of the compensation. Both default to 3 tries, 1 s doubling to at most 30 s.
+    :param undo_deadline: how long ``Later`` and ``Unavailable`` may go on. Default 24 h.
+    :param compensate_in_doubt: the compensation copes with an effect that may never have happened.
+    :param idempotent: the service takes the same key for the same effect, within ``key_lifetime``.
+    :raises ActionDeclarationError: at import, naming the action.
+    """
+
+    def declare(function: Callable[..., Any]) -> Action[Any, Any]:
+        named = name or getattr(function, "__name__", None)
+        if not named or named == "<lambda>":
+            raise ActionDeclarationError(f"{function!r} has no stable name; give the action name=\"…\"")
+        if len(named) > ACTION_NAME_LIMIT:
+            raise ActionDeclarationError(f"action {named[:40]}…: its name is longer than {ACTION_NAME_LIMIT} characters")
+        if isinstance(compensate, _Missing):
+            raise ActionDeclarationError(
+                f"action {named!r} says nothing about its undo: give compensate= a function of one ActionRecord, "
+                f"or NON_COMPENSABLE, or READ_ONLY."
+            )
+        marker = compensate if isinstance(compensate, Marker) else None
+        for role, function_ in _functions_of(compensate, compensations, verify, confirm):
+            _check_function(named, role, function_)
+        if timeout <= timedelta(0) or settle_after < timedelta(0):
+            raise ActionDeclarationError(f"action {named!r}: timeout must be positive, settle_after not negative")
+        made: Action[Any, Any] = Action(
+            fn=function,
+            name=named,
+            version=version,
+            effect=marker.effect if marker else Effect.COMPENSABLE,
+            compensation=None if isinstance(compensate, Marker) else compensate,
+            compensations=dict(compensations or {}),
+            verify=verify,
+            confirm=confirm,
+            timeout=timeout,
+            settle_after=settle_after,
+            retry=retry or Retry(),
+            undo_retry=undo_retry or Retry(),
+            undo_deadline=undo_deadline,
+            compensate_in_doubt=compensate_in_doubt,
+            idempotent=idempotent,
+            key_lifetime=key_lifetime,
+            aliases=tuple(aliases),
+            wants_key=_wants_key(function),
+            origin=_origin(function),
+            registered=not registry.closed,
+        )
+        if made.registered:
+            registry.add(made)
+        return made
+
+    return declare if fn is None else declare(fn)
+
+
+def _functions_of(
+    compensate: object, compensations: Mapping[int, Compensation] | None, verify: object, confirm: object
+) -> list[tuple[str, object]]:
+    roles = [("compensate", compensate), ("verify", verify), ("confirm", confirm)]
+    roles += [(f"compensations[{version}]", function) for version, function in (compensations or {}).items()]
+    return [(role, function) for role, function in roles if function is not None and not isinstance(function, Marker)]
+
+
+def _check_function(action_name: str, role: str, function: object) -> None:
+    """The undo runs in another process, days later: what it calls must be found there, and take one record."""
+    if not callable(function):
+        raise ActionDeclarationError(f"action {action_name!r}: {role}={function!r} is not a function")
+    if getattr(function, "__name__", "") == "<lambda>":
+        raise ActionDeclarationError(f"action {action_name!r}: {role}= is a lambda; the undo needs a named function")
+    if getattr(function, "__closure__", None):
+        raise ActionDeclarationError(
+            f"action {action_name!r}: {role}= closes over local variables, which are gone when the undo runs; "
+            f"move {getattr(function, '__name__', function)!r} to module level."
+        )
+    reason = takes_one_record(function)
+    if reason:
+        raise ActionDeclarationError(f"action {action_name!r}: {role}= must take one ActionRecord: {reason}")
+
+
+def takes_one_record(function: Callable[..., Any]) -> str | None:
+    """None if it can be called with one ActionRecord, else why not."""
+    try:
+        _signature(function).bind(None)
+    except TypeError as problem:
+        return str(problem)
+    except ValueError:
+        return None
+    return None
+
+
+def _wants_key(function: Callable[..., Any]) -> bool:
+    try:
+        parameter = _signature(function).parameters.get("key")
+    except ValueError:
+        return False
+    return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def _origin(function: Callable[..., Any]) -> str:
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return f"{module}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+__all__ = [
+    "NON_COMPENSABLE",
+    "READ_ONLY",
+    "Action",
+    "Compensation",
+    "Later",
+    "Marker",
+    "Probe",
+    "Registry",
+    "action",
+    "compensation_for",
+    "registry",
+    "set_caller",
+    "takes_one_record",
+]
