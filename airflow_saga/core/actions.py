@@ -52,7 +52,7 @@ class _Missing:
 _MISSING = _Missing()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Action(Generic[P, R]):
     """A function whose calls are recorded, together with what undoes them. Made by :func:`action`.
 
@@ -81,7 +81,7 @@ class Action(Generic[P, R]):
     registered: bool = field(default=True)
 
     def __post_init__(self) -> None:
-        functools.update_wrapper(self, self.fn, updated=())  # type: ignore[arg-type]
+        functools.update_wrapper(self, self.fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if _caller is None:
