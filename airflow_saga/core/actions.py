@@ -152,12 +152,14 @@ class Registry:
         if known is not None and known.origin != action.origin:
             raise ActionDeclarationError(
                 f"action {action.name!r} is declared twice: by {known.origin} and by {action.origin}. Names are how "
-                f"the log finds a compensation; give one of them name=\"…\"."
+                f'the log finds a compensation; give one of them name="…".'
             )
         for alias in action.aliases:
             owner = self._aliases.get(alias, action.name)
             if owner != action.name or (alias, action.version) in self._actions:
-                raise ActionDeclarationError(f"action {action.name!r}: its alias {alias!r} belongs to another action")
+                raise ActionDeclarationError(
+                    f"action {action.name!r}: its alias {alias!r} belongs to another action"
+                )
         self._actions[action.name, action.version] = action
         self._aliases.update(dict.fromkeys(action.aliases, action.name))
 
@@ -254,9 +256,11 @@ def action(
     def declare(function: Callable[..., Any]) -> Action[Any, Any]:
         named = name or getattr(function, "__name__", None)
         if not named or named == "<lambda>":
-            raise ActionDeclarationError(f"{function!r} has no stable name; give the action name=\"…\"")
+            raise ActionDeclarationError(f'{function!r} has no stable name; give the action name="…"')
         if len(named) > ACTION_NAME_LIMIT:
-            raise ActionDeclarationError(f"action {named[:40]}…: its name is longer than {ACTION_NAME_LIMIT} characters")
+            raise ActionDeclarationError(
+                f"action {named[:40]}…: its name is longer than {ACTION_NAME_LIMIT} characters"
+            )
         if isinstance(compensate, _Missing):
             raise ActionDeclarationError(
                 f"action {named!r} says nothing about its undo: give compensate= a function of one ActionRecord, "
@@ -266,7 +270,9 @@ def action(
         for role, function_ in _functions_of(compensate, compensations, verify, confirm):
             _check_function(named, role, function_)
         if timeout <= timedelta(0) or settle_after < timedelta(0):
-            raise ActionDeclarationError(f"action {named!r}: timeout must be positive, settle_after not negative")
+            raise ActionDeclarationError(
+                f"action {named!r}: timeout must be positive, settle_after not negative"
+            )
         made: Action[Any, Any] = Action(
             fn=function,
             name=named,
@@ -301,7 +307,11 @@ def _functions_of(
 ) -> list[tuple[str, object]]:
     roles = [("compensate", compensate), ("verify", verify), ("confirm", confirm)]
     roles += [(f"compensations[{version}]", function) for version, function in (compensations or {}).items()]
-    return [(role, function) for role, function in roles if function is not None and not isinstance(function, Marker)]
+    return [
+        (role, function)
+        for role, function in roles
+        if function is not None and not isinstance(function, Marker)
+    ]
 
 
 def _check_function(action_name: str, role: str, function: object) -> None:
@@ -309,7 +319,9 @@ def _check_function(action_name: str, role: str, function: object) -> None:
     if not callable(function):
         raise ActionDeclarationError(f"action {action_name!r}: {role}={function!r} is not a function")
     if getattr(function, "__name__", "") == "<lambda>":
-        raise ActionDeclarationError(f"action {action_name!r}: {role}= is a lambda; the undo needs a named function")
+        raise ActionDeclarationError(
+            f"action {action_name!r}: {role}= is a lambda; the undo needs a named function"
+        )
     if getattr(function, "__closure__", None):
         raise ActionDeclarationError(
             f"action {action_name!r}: {role}= closes over local variables, which are gone when the undo runs; "

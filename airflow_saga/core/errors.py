@@ -57,7 +57,9 @@ class ValueTooLargeError(ValueNotKeptError):
     """A value is larger than ``[saga] max_value_bytes``."""
 
     def __init__(self, size_bytes: int, limit_bytes: int, path: str = "value") -> None:
-        super().__init__(path, f"{size_bytes} bytes are more than the {limit_bytes} of [saga] max_value_bytes")
+        super().__init__(
+            path, f"{size_bytes} bytes are more than the {limit_bytes} of [saga] max_value_bytes"
+        )
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
 

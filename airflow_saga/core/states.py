@@ -159,10 +159,21 @@ SAGA_MOVES: tuple[Move, ...] = (
     *_moves("saga", "start", "- PENDING", "RUNNING", "first step attaches", "step"),
     *_moves("saga", "cancel", "- PENDING", "CANCELLED", "no step ever attached", "requester"),
     *_moves("saga", "none acted", "PENDING", "COMPLETED", "run ended without a saga step", "reconciler"),
-    *_moves("saga", "complete", "RUNNING", "COMPLETED", "run success, no open request, no lease", "reader of the run"),
-    *_moves("saga", "fail", "RUNNING", "FAILED", "run failed, or success with an undone step", "reader of the run"),
+    *_moves(
+        "saga",
+        "complete",
+        "RUNNING",
+        "COMPLETED",
+        "run success, no open request, no lease",
+        "reader of the run",
+    ),
+    *_moves(
+        "saga", "fail", "RUNNING", "FAILED", "run failed, or success with an undone step", "reader of the run"
+    ),
     *_moves("saga", "reopen", "COMPLETED FAILED", "RUNNING", "a step attaches", "step"),
-    *_moves("saga", "reopen", "CANCELLED SUSPENDED", "RUNNING", "a step attaches, cleared since the stop", "step"),
+    *_moves(
+        "saga", "reopen", "CANCELLED SUSPENDED", "RUNNING", "a step attaches, cleared since the stop", "step"
+    ),
     *_moves("saga", "cancel", "RUNNING", "CANCELLING", "request in the same transaction", "person"),
     *_moves(
         "saga",
@@ -173,12 +184,22 @@ SAGA_MOVES: tuple[Move, ...] = (
         "requester",
     ),
     *_moves("saga", "cancel keep", "RUNNING", "CANCELLING", "no open request", "person"),
-    *_moves("saga", "policy", "FAILED", "CANCELLING", "at freeze: still FAILED, on_failure=compensate", "undo run"),
-    *_moves("saga", "suspend", "CANCELLING", "SUSPENDED", "mode keep, no lease, no open request", "last step"),
-    *_moves("saga", "settle", "CANCELLING", "CANCELLED PARTIALLY_CANCELLED", "all actions settled", "undo run"),
+    *_moves(
+        "saga", "policy", "FAILED", "CANCELLING", "at freeze: still FAILED, on_failure=compensate", "undo run"
+    ),
+    *_moves(
+        "saga", "suspend", "CANCELLING", "SUSPENDED", "mode keep, no lease, no open request", "last step"
+    ),
+    *_moves(
+        "saga", "settle", "CANCELLING", "CANCELLED PARTIALLY_CANCELLED", "all actions settled", "undo run"
+    ),
     *_moves("saga", "expire", "CANCELLING", "PARTIALLY_CANCELLED CANCELLED", "deadline over", "reconciler"),
-    *_moves("saga", "retry undo", "PARTIALLY_CANCELLED", "CANCELLING", "a person, or a date is due", "person"),
-    *_moves("saga", "late", "CANCELLED PARTIALLY_CANCELLED", "CANCELLING", "a late answer reopened", "writer"),
+    *_moves(
+        "saga", "retry undo", "PARTIALLY_CANCELLED", "CANCELLING", "a person, or a date is due", "person"
+    ),
+    *_moves(
+        "saga", "late", "CANCELLED PARTIALLY_CANCELLED", "CANCELLING", "a late answer reopened", "writer"
+    ),
     *_moves("saga", "resolve", "PARTIALLY_CANCELLED", "CANCELLED", "last residual resolved", "person"),
 )
 
@@ -189,7 +210,9 @@ STEP_MOVES: tuple[Move, ...] = (
     *_moves("step", "finish", "RUNNING", "SUCCEEDED", "newest fence, no PENDING", "step"),
     *_moves("step", "mark", "RUNNING", "STOPPED", "its task instance was marked failed", "listener"),
     *_moves("step", "stop", "RUNNING", "STOPPED", "newest fence, or lease out", "step, reconciler"),
-    *_moves("step", "seize", "RUNNING STOPPED SUCCEEDED UNDONE PARTLY_UNDONE", "UNDOING", "freeze", "undo run"),
+    *_moves(
+        "step", "seize", "RUNNING STOPPED SUCCEEDED UNDONE PARTLY_UNDONE", "UNDOING", "freeze", "undo run"
+    ),
     *_moves("step", "undone", "UNDOING", "UNDONE PARTLY_UNDONE", "settle or expire", "undo run"),
     *_moves(
         "step", "expire", "RUNNING STOPPED SUCCEEDED", "UNDONE PARTLY_UNDONE", "deadline over", "reconciler"
@@ -204,8 +227,12 @@ ACTION_MOVES: tuple[Move, ...] = (
     *_moves("action", "twin", "-", "DONE", "a late yes beside a newer attempt", "writer"),
     *_moves("action", "succeed", "PENDING", "DONE", "newest fence, any saga state", "step"),
     *_moves("action", "reject", "PENDING", "FAILED", "newest fence; NotApplied, or READ_ONLY", "step"),
-    *_moves("action", "lose", "PENDING", "IN_DOUBT", "other exception, timeout, stop now, sweep", "step, sweep"),
-    *_moves("action", "retry", "FAILED IN_DOUBT", "PENDING", "begin's guards, A1 waited out, tries left", "step"),
+    *_moves(
+        "action", "lose", "PENDING", "IN_DOUBT", "other exception, timeout, stop now, sweep", "step, sweep"
+    ),
+    *_moves(
+        "action", "retry", "FAILED IN_DOUBT", "PENDING", "begin's guards, A1 waited out, tries left", "step"
+    ),
     *_moves("action", "verify", "IN_DOUBT", "DONE FAILED", "newest fence, A1 waited out", "step, undo"),
     *_moves(
         "action",
@@ -216,8 +243,12 @@ ACTION_MOVES: tuple[Move, ...] = (
         "undo",
     ),
     *_moves("action", "confirm", "COMPENSATING", "COMPENSATED", "newest fence, it returned", "undo"),
-    *_moves("action", "give up", "COMPENSATING", "COMPENSATION_FAILED", "tries used up, rejected, missing", "undo"),
-    *_moves("action", "give up", "DONE IN_DOUBT", "COMPENSATION_FAILED", "its compensation is missing", "undo"),
+    *_moves(
+        "action", "give up", "COMPENSATING", "COMPENSATION_FAILED", "tries used up, rejected, missing", "undo"
+    ),
+    *_moves(
+        "action", "give up", "DONE IN_DOUBT", "COMPENSATION_FAILED", "its compensation is missing", "undo"
+    ),
     *_moves("action", "stand", "DONE IN_DOUBT", "NON_COMPENSABLE", "declared so, newest fence", "undo"),
     *_moves(
         "action",
@@ -240,7 +271,14 @@ REQUEST_MOVES: tuple[Move, ...] = (
     *_moves("request", "release", "HELD", "HINTED", "a person", "person"),
     *_moves("request", "widen", "HINTED HELD", "REQUESTED", "before the freeze", "anyone"),
     *_moves("request", "queue", "-", "QUEUED", "a wider one while one is frozen", "anyone"),
-    *_moves("request", "withdraw", "HINTED HELD REQUESTED", "WITHDRAWN", "a step attached, or the run is fine", "step"),
+    *_moves(
+        "request",
+        "withdraw",
+        "HINTED HELD REQUESTED",
+        "WITHDRAWN",
+        "a step attached, or the run is fine",
+        "step",
+    ),
     *_moves("request", "freeze", "REQUESTED HINTED", "FROZEN", "quiet, or stop now", "undo run"),
     *_moves("request", "settle", "FROZEN", "SETTLED", "saga's settle", "undo run"),
     *_moves("request", "next", "QUEUED", "REQUESTED", "the frozen one settled", "undo run"),
@@ -275,6 +313,7 @@ def figure(machine: Machine) -> str:
         if move.event not in events:
             events.append(move.event)
     arrows = [
-        f"    {source or '[*]'} --> {target}: {', '.join(events)}" for (source, target), events in labels.items()
+        f"    {source or '[*]'} --> {target}: {', '.join(events)}"
+        for (source, target), events in labels.items()
     ]
     return "\n".join(["stateDiagram-v2", *arrows])
