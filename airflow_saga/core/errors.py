@@ -82,6 +82,20 @@ class SecretInParamsError(SagaError):
         self.path = path
 
 
+class ValueNotReadableError(SagaError):
+    """A stored value cannot be read back here: its class is gone, renamed or another kind now; names what is missing.
+
+    An Airflow retry fails alike until the code has that class again; the stored text is untouched.
+    """
+
+
+class SecretNotResolvedError(SagaError):
+    """``Secret.reveal()`` found nothing to read: no connection or field of that name, or no Airflow to ask.
+
+    Nothing was called; an Airflow retry asks again.
+    """
+
+
 class NotApplied(SagaError):  # noqa: N818 - the word of the protocol
     """Raise this in an action to prove that the outside world did not change: the action is FAILED, not in doubt."""
 
