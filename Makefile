@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PY_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+# An existing .venv says which Python it is for, whatever python3 is by now.
+PY_VERSION := $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 CONSTRAINTS := constraints/constraints-$(PY_VERSION).txt
 INSTALLED := $(VENV)/.installed
 STRICT := airflow_saga/core airflow_saga/store airflow_saga/runtime
@@ -32,6 +33,9 @@ $(INSTALLED): setup.cfg pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS) \
 		--editable '.[embedded,dev]'
 	touch $@
+
+constraints/constraints-%.txt:
+	@echo "Python $* is not supported: set PYTHON to a Python 3.11, 3.12 or 3.13 (make install PYTHON=python3.12)"; exit 1
 
 demo: install ## Three sagas on a real Airflow: done, cancelled, partly cancelled; prints what happened
 	$(BIN)/python dags/support/demo.py

@@ -68,7 +68,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: zipfi
 def test_the_package_has_its_data_files() -> None:
     suffixes = {path.suffix for path in PACKAGE.rglob("*") if path.is_file()}
     assert (PACKAGE / "py.typed").exists()
-    assert {".sql", ".html", ".css"} <= suffixes
+    assert ".sql" in suffixes
     assert list((PACKAGE / "store" / "migrations").rglob("*.py")), "no migrations in the store"
 
 
@@ -145,14 +145,13 @@ def test_everything_that_is_named_in_the_installed_wheel_can_be_loaded(
 def test_airflow_finds_the_provider_the_options_and_the_commands_of_the_installed_wheel(
     environment: Environment, tmp_path: Path
 ) -> None:
-    providers = json.loads(
-        _run(environment, tmp_path, environment.airflow, "providers", "list", "-o", "json")
-    )
-    assert {"airflow-saga": "0.1.0"}.items() <= {
-        row["package_name"]: row["version"] for row in providers
-    }.items()
+    listed = _run(environment, tmp_path, environment.airflow, "providers", "list", "-o", "json")
+    # Airflow logs on its standard output; a name of ours that it cannot load is a warning there, and no more.
+    assert "Exception when importing 'airflow_saga" not in listed
+    versions = {row["package_name"]: row["version"] for row in json.loads(listed.splitlines()[-1])}
+    assert versions["airflow-saga"] == "0.1.0"
     lease = _run(environment, tmp_path, environment.airflow, "config", "get-value", "saga", "lease_seconds")
-    assert float(lease) == 15
+    assert float(lease.splitlines()[-1]) == 15
     assert "migrate" in _run(environment, tmp_path, environment.airflow, "saga", "db", "--help")
 
 
