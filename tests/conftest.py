@@ -7,7 +7,7 @@ database is a copy of a migrated template, which costs some tens of milliseconds
 from __future__ import annotations
 
 import atexit
-import importlib.util
+import importlib
 import os
 import shutil
 import tempfile
@@ -49,25 +49,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _server(label: str) -> PostgresServer:
     if label not in _running:
         server = PostgresServer(_SERVERS[label])
-        server.start()
-        _running[label] = server
-        if _migrations_are_there():
+        try:
+            server.start()
             _migrate(server.create_database(TEMPLATE))
+        except BaseException:
+            server.close()
+            raise
+        _running[label] = server
     return _running[label]
 
 
-def _migrations_are_there() -> bool:
-    return importlib.util.find_spec("airflow_saga.store.migrate") is not None
-
-
 def _migrate(url: str) -> None:
+    # Loaded here and not above: a test of the core needs neither the store nor what it depends on.
     importlib.import_module("airflow_saga.store.migrate").upgrade(url)
 
 
 def _fresh_database(server: PostgresServer) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex}"
-    template = TEMPLATE if _migrations_are_there() else "template1"
-    yield server.create_database(name, template=template)
+    yield server.create_database(name, template=TEMPLATE)
     server.drop_database(name)
 
 
