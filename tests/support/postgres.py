@@ -142,6 +142,8 @@ class PostgresServer:
             if time.monotonic() > deadline:
                 raise PostgresError(f"processes {pids} are still there after SIGKILL of the postmaster")
             time.sleep(0.01)
+        # Until its parent collects the dead postmaster, its number looks taken and a new one would not start.
+        (self.data_directory / "postmaster.pid").unlink()
 
     def restart(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
         self.stop(mode)
@@ -221,9 +223,14 @@ class PostgresServer:
                 return bin_dir
         except PermissionError:
             pass
-        copy = self.directory / "installation"
-        shutil.copytree(bin_dir.parent, copy, symlinks=True)
-        return copy / bin_dir.name
+        # Only a wheel's binaries lie in such places. They find their libraries beside the wheel's package.
+        installation, package = bin_dir.parent, bin_dir.parent.parent
+        copy = self.directory / "site" / package.name
+        shutil.copytree(installation, copy / installation.name, symlinks=True)
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.exists():
+            shutil.copytree(libraries, copy.with_name(libraries.name), symlinks=True)
+        return copy / installation.name / bin_dir.name
 
     def _end_of_log(self) -> str:
         return "".join(self.log.read_text().splitlines(keepends=True)[-20:]) if self.log.exists() else ""
