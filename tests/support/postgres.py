@@ -230,6 +230,9 @@ class PostgresServer:
         libraries = package.with_name(f"{package.name}.libs")
         if libraries.exists():
             shutil.copytree(libraries, copy.with_name(libraries.name), symlinks=True)
+        if self._account is not None:
+            for path in (copy.parent, *copy.parent.rglob("*")):
+                os.chown(path, self._account.pw_uid, self._account.pw_gid, follow_symlinks=False)
         return copy / installation.name / bin_dir.name
 
     def _end_of_log(self) -> str:

@@ -112,7 +112,9 @@ def test_binaries_in_a_directory_of_its_owner_alone_are_used_all_the_same(tmp_pa
     package, private = bin_dir.parent.parent, tmp_path / "private"
     shutil.copytree(bin_dir.parent, private / package.name / bin_dir.parent.name, symlinks=True)
     shutil.copytree(package.with_name(f"{package.name}.libs"), private / f"{package.name}.libs")
-    private.chmod(0o700)
+    for path in (private, *private.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
     server = PostgresServer(private / package.name / bin_dir.parent.name / bin_dir.name)
     with server, psycopg.connect(server.url) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)

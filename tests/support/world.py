@@ -251,6 +251,15 @@ def describe(row: Row) -> str:
     )
 
 
+def overlaps(rows: list[Row]) -> list[tuple[Row, Row]]:
+    """Give the pairs of calls that were in flight at the same time, by the service's own order of events."""
+    pairs = []
+    for at, first in enumerate(rows):
+        end = first["answered_seq"] or float("inf")
+        pairs += [(first, later) for later in rows[at + 1 :] if later["seq"] < end]
+    return pairs
+
+
 @contextmanager
 def running_world() -> Iterator[World]:
     """Give a running service; meant for a fixture of session scope."""
