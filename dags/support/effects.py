@@ -35,10 +35,9 @@ class Effect:
     standing: bool = True
 
     def shown(self) -> dict[str, Any]:
-        body = self.body if isinstance(self.body, dict) else {"body": self.body}
         status = "standing" if self.standing else "undone"
         return {
-            **body,
+            **as_object(self.body),
             "id": self.id,
             "kind": self.kind,
             "key": self.key,
@@ -161,7 +160,7 @@ class Effects:
             effect = self.effects[made[0]]
             if effect.digest != call.digest:
                 return Outcome(
-                    409, {"error": f"key {call.key} was used for another request", "id": effect.id}
+                    422, {"error": f"key {call.key} was used for another request", "id": effect.id}
                 )
             return Outcome(200, effect.shown(), replay=True, big=effect.big)
         big = behaviour.manners["big"].told["bytes"] if behaviour.has("big") else 0
@@ -180,14 +179,13 @@ class Effects:
         before = self._undone.get((call.kind, call.key)) if call.key is not None and not careless else None
         if before is not None:
             if effect is None or effect.id != before:
-                return Outcome(409, {"error": f"undo key {call.key} was used for {before}"})
+                return Outcome(422, {"error": f"undo key {call.key} was used for {before}"})
             return self._repeated(effect)
         if effect is None or not (effect.standing or careless):
             absent = {"status": "absent", "id": call.id, "key": call.of}
             return Outcome(200 if behaviour.has("missing_ok") else 404, absent)
-        pending = [each for each in self.promises.values() if each["id"] == effect.id]
-        if any(each["status"] == "pending" for each in pending) and not careless:
-            return Outcome(409, {"error": f"{effect.id} is already being undone"})
+        if self._promise_of(effect, "pending") is not None and not careless:
+            return self._repeated(effect)
         if behaviour.has("later"):
             return self._promise(seq, effect, behaviour)
         event = {"event": "landed", "call": seq, "delta": -1, "id": effect.id}
@@ -201,9 +199,13 @@ class Effects:
         }  # fmt: skip
         return Outcome(202, {"status": "pending", "token": event["token"], "id": effect.id}, event)
 
+    def _promise_of(self, effect: Effect, status: str | None = None) -> dict[str, Any] | None:
+        of_it = [each for each in self.promises.values() if each["id"] == effect.id]
+        return next((each for each in reversed(of_it) if status in (None, each["status"])), None)
+
     def _repeated(self, effect: Effect) -> Outcome:
         """Answer an undo whose key was seen: as before, with what has become of a promise since."""
-        promise = next((each for each in reversed(self.promises.values()) if each["id"] == effect.id), None)
+        promise = self._promise_of(effect)
         if promise is None:
             return Outcome(200, {**effect.shown(), "status": "undone"}, replay=True)
         status = 202 if promise["status"] == "pending" else 200
@@ -265,6 +267,11 @@ class Effects:
             "standing": [each.shown() for each in self.effects.values() if each.standing and each.id in ids],
             "promises": [each for each in self.promises.values() if each["id"] in ids],
         }
+
+
+def as_object(body: Any) -> dict[str, Any]:
+    """Give a request's body as an object, so that an answer can carry it."""
+    return body if isinstance(body, dict) else {"body": body}
 
 
 def _no_calls() -> dict[str, Any]:

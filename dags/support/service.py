@@ -64,6 +64,10 @@ class Service:
         for event in ledger.read():
             self._numbers = max(self._numbers, event["n"])
             self._fold(event)
+        with self._lock:
+            self._go_on_after_an_earlier_life()
+
+    def _go_on_after_an_earlier_life(self) -> None:
         for world in self._worlds.values():
             self._close_calls_of_an_earlier_life(world)
             for promise in world.effects.promises.values():

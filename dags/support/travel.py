@@ -27,11 +27,11 @@ class TravelError(Exception):
 
 
 class Refused(TravelError):
-    """The agency said no (4xx): nothing happened."""
+    """The agency said no (4xx, but for 422, a key used for something else): nothing happened."""
 
 
 class Busy(TravelError):
-    """The agency is overloaded or down for now (429, 503); ``after`` is when to come back."""
+    """The agency is overloaded (429, 503) or cannot be reached; ``after`` is when to come back."""
 
     def __init__(self, message: str, after: timedelta) -> None:
         super().__init__(message)
@@ -218,6 +218,12 @@ def _call(
         headers["Authorization"] = f"Bearer {token}"
     connection = HTTPConnection(base.hostname or "127.0.0.1", base.port, timeout=TIMEOUT_SECONDS)
     try:
+        connection.connect()
+    except OSError as problem:
+        raise Busy(
+            f"{method} {path}: not reached, nothing was sent: {problem}", timedelta(seconds=1)
+        ) from problem
+    try:
         content = None if body is None else json.dumps(body)
         connection.request(method, base.path.rstrip("/") + path, content, headers)
         answer = connection.getresponse()
@@ -229,12 +235,11 @@ def _call(
     what = f"{method} {path}: {answer.status} {raw[:200].decode(errors='replace')}"
     if answer.status in (429, 503):
         raise Busy(what, timedelta(seconds=float(answer.headers.get("Retry-After", 1))))
-    if 400 <= answer.status < 500 and not (absent_ok and answer.status == 404):
+    if 400 <= answer.status < 500 and answer.status != 422 and not (absent_ok and answer.status == 404):
         raise Refused(what)
+    if answer.status >= 500 or answer.status == 422:
+        raise TravelError(what)
     try:
-        known = json.loads(raw)
+        return dict(json.loads(raw))
     except ValueError as problem:
         raise TravelError(f"{method} {path}: no sense in the answer: {raw[:200]!r}") from problem
-    if answer.status >= 500:
-        raise TravelError(what)
-    return dict(known)

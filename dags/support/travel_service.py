@@ -5,7 +5,8 @@ Every path may be prefixed with ``/w/<name>``: a world of its own, with its own 
 
 Resources
     ``flights hotels cars payments messages notes``, and ``/effects/<kind>`` for any other kind. ``messages`` cannot be
-    undone (405). The header ``Idempotency-Key`` may be left out.
+    undone (405). The header ``Idempotency-Key`` may be left out; the same key with another body, or an undo key used
+    for something else, is 422: what was done under it stands.
 
     ========================================  =================================================================
     ``POST /<kind>``                          forward: an effect lands; 201, or 200 for a key that was seen
@@ -84,6 +85,7 @@ if not __package__:  # run as a plain script: give the relative imports below th
     __package__ = "support"
 
 from .controls import CONTROLS, BadRequest
+from .effects import as_object
 from .faults import FORWARD, LOOKUP, UNDO, Call, Rule
 from .ledger import LedgerFile
 from .service import PRESENCE_SECONDS, Exchange, Service, hold_seconds
@@ -114,17 +116,23 @@ class Handler(BaseHTTPRequestHandler):
 
     def _dispatch(self) -> None:
         try:
-            body, digest = self._read_body()
-            world, path, query = self._split(self.path)
-            control = CONTROLS.get((self.command, path))
-            if control is not None:
-                self._send(200, control(self.service, world, query, body))
+            try:
+                body, digest = self._read_body()
+                world, path, query = self._split(self.path)
+                control = CONTROLS.get((self.command, path))
+                if control is not None:
+                    said = control(self.service, world, query, body)
+                else:
+                    call = self._understand(path, query, body, digest)
+            except BadRequest as problem:
+                self._send(problem.status, {"error": str(problem)})
+            except (ValueError, KeyError, TypeError) as problem:
+                self._send(400, {"error": f"{type(problem).__name__}: {problem}"})
             else:
-                self._take(world, self._understand(path, query, body, digest))
-        except BadRequest as problem:
-            self._send(problem.status, {"error": str(problem)})
-        except (ValueError, KeyError, TypeError) as problem:
-            self._send(400, {"error": f"{type(problem).__name__}: {problem}"})
+                if control is not None:
+                    self._send(200, said)
+                else:
+                    self._take(world, call)
         except OSError:
             self.close_connection = True
 
@@ -245,7 +253,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _hear_lie(self, exchange: Exchange, fault: Rule) -> None:
         call, seq = exchange.call, exchange.seq
-        forged = {**(call.body or {}), "id": f"{call.kind}-{seq}", "kind": call.kind, "key": call.key}
+        forged = {
+            **as_object(call.body or {}),
+            "id": f"{call.kind}-{seq}",
+            "kind": call.kind,
+            "key": call.key,
+        }
         if call.verb == FORWARD:
             self._answer(exchange, 201, {**forged, "status": "standing"})
         elif call.verb == UNDO:
