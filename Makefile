@@ -15,6 +15,7 @@ WORKERS ?= 2
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help install demo demo-up demo-down test test-fast test-unit test-chaos test-e2e bench lint type format \
 	constraints clean
 
