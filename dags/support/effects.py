@@ -192,11 +192,16 @@ class Effects:
         return Outcome(200, {**effect.shown(), "status": "undone"}, event)
 
     def _promise(self, seq: int, effect: Effect, behaviour: Behaviour) -> Outcome:
-        rule = behaviour.manners["later"]
+        told = behaviour.manners["later"].told
+        seconds = told.get("seconds")
         event = {
-            "event": "promised", "call": seq, "token": f"undo-{seq}", "id": effect.id,
-            "due": time.time() + rule.seconds, "outcome": rule.told.get("outcome", "settled"),
-        }  # fmt: skip
+            "event": "promised",
+            "call": seq,
+            "token": f"undo-{seq}",
+            "id": effect.id,
+            "due": None if seconds is None else time.time() + seconds,
+            "outcome": told.get("outcome", "settled"),
+        }
         return Outcome(202, {"status": "pending", "token": event["token"], "id": effect.id}, event)
 
     def _promise_of(self, effect: Effect, status: str | None = None) -> dict[str, Any] | None:

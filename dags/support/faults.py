@@ -57,7 +57,7 @@ FAULTS: dict[str, Preset] = {
 MANNERS: dict[str, Preset] = {
     "ignore_keys": Preset(verb=ANY),
     "missing_ok": Preset(verb=UNDO),
-    "later": Preset(needs=("seconds",), verb=UNDO),
+    "later": Preset(verb=UNDO),
     "big": Preset(needs=("bytes",)),
     "token": Preset(needs=("token",), verb=ANY),
 }

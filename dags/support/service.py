@@ -158,6 +158,8 @@ class Service:
 
     def _keep_promise_later(self, world: World, promise: dict[str, Any]) -> None:
         token = promise["token"]
+        if promise["due"] is None:
+            return
         self._after(max(0.0, promise["due"] - time.time()), lambda: self._keep_promise(world, token))
 
     def _keep_promise(self, world: World, token: str) -> None:
@@ -203,21 +205,22 @@ class Service:
     def release(
         self, name: str, kind: str | None, key: str | None, verb: str | None, land: bool
     ) -> list[int]:
-        """Let held calls go on; returns their numbers."""
+        """Let held calls go on, and keep promises that have no date; returns the numbers of the calls."""
         with self._lock:
+            world = self.world(name)
             let_go = []
-            for exchange in self.world(name).exchanges.values():
-                call = exchange.call
+            for exchange in world.exchanges.values():
                 held = exchange.fault is not None and exchange.fault.hears in ("hold", "stall")
-                fits = (
-                    kind in (None, "*", call.kind)
-                    and key in (None, call.key)
-                    and verb in (None, "*", call.verb)
-                )
-                if held and fits and not exchange.released.is_set():
+                row = world.effects.rows[exchange.seq]
+                if held and not exchange.released.is_set() and _fits(row, kind, key, verb):
                     exchange.lands_on_release = land
                     exchange.released.set()
                     let_go.append(exchange.seq)
+            for promise in list(world.effects.promises.values()):
+                open_ended = promise["due"] is None and promise["status"] == "pending"
+                if open_ended and land and _fits(world.effects.rows[promise["call"]], kind, key, verb):
+                    self._keep_promise(world, promise["token"])
+                    let_go.append(promise["call"])
         return let_go
 
     def reset(self, name: str) -> None:
@@ -255,6 +258,11 @@ HAPPENED: dict[str, Callable[[Row], bool]] = {
     "answered": lambda row: row["answered_seq"] is not None,
     "gone": lambda row: row["client"] == "gone",
 }
+
+
+def _fits(row: Row, kind: str | None, key: str | None, verb: str | None) -> bool:
+    of_kind, of_verb = kind in (None, "*", row["kind"]), verb in (None, "*", row["verb"])
+    return of_kind and of_verb and key in (None, row["key"], row["of"])
 
 
 def hold_seconds(fault: Rule) -> float:

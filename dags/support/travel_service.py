@@ -52,7 +52,8 @@ Resources
     ================  =========================================================================================
     ignore_keys       the same key twice is two effects; an undo repeated takes back twice
     missing_ok        an undo of something that is not there answers 200 instead of 404
-    later             an undo answers 202 with a token and lands after ``seconds`` (``outcome``: settled | failed)
+    later             an undo answers 202 with a token and lands after ``seconds``, without them on ``POST /release``
+                      (``outcome``: settled | failed)
     big               the answers of forward calls carry ``bytes`` more bytes, in ``blob``
     token             calls without ``Authorization: Bearer <token>`` get 401
     ================  =========================================================================================
