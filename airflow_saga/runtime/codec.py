@@ -1,0 +1,183 @@
+"""How values are kept in the log: as JSON text that comes back equal, or not at all.
+
+*Equal* means the same type and ``==`` (or both NaN) at every depth; aware times keep zone and fold. A value that would
+come back changed is refused before it is written, with its path and the reason. That is not believed but proved at
+each write of a value that is not plain JSON: the text is read back, written again (types and state must give the same
+text), and compared.
+
+The text is pure ASCII, so NUL and lone surrogates, which Postgres refuses in ``text`` and ``jsonb``, are ordinary
+escapes. ``kinds`` says what becomes of each kind of value. Plain JSON, nearly all there is, takes a short way through
+C code: one walk that looks at exact types, then ``json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, NamedTuple
+
+from airflow_saga.core.errors import SecretInParamsError, ValueNotReadableError
+from airflow_saga.runtime.kinds import READERS
+from airflow_saga.runtime.kinds.readings import canonical, dumps_sorted, for_people
+from airflow_saga.runtime.kinds.tree import TAG, Payload
+from airflow_saga.runtime.kinds.walk import Walk, dumps, is_plain, not_kept, too_large
+from airflow_saga.runtime.secrecy import SecretPattern
+
+MAX_VALUE_BYTES = 8 * 1024 * 1024
+
+_HAS_TAG = f'"{TAG}"'
+_loads = json.JSONDecoder().decode
+
+
+def encode(
+    value: object,
+    *,
+    secrets: SecretPattern | None = None,
+    where: str = "params",
+    max_bytes: int = MAX_VALUE_BYTES,
+) -> str:
+    """The text of a value, for parameters: kept exactly and without a secret, or refused before the call.
+
+    :param secrets: the values that must not be stored.
+    :param where: what the value is, for messages; a path begins with it.
+    :param max_bytes: of the text.
+    :raises ParamsNotKeptError: the value would come back changed, or is too large (``ValueNotKeptError`` and
+        ``ValueTooLargeError`` where ``where`` is not ``params``). An Airflow retry is refused again.
+    :raises SecretInParamsError: a known secret is inside; names its path. An Airflow retry is refused again.
+    """
+    text, opaque = _proved(value, where, max_bytes)
+    if secrets and secrets.may_be_in(text, opaque):
+        paths = _masked(value, secrets, where, max_bytes)[1]
+        if paths:
+            raise SecretInParamsError(paths[0])
+    return text
+
+
+def encode_masked(
+    value: object, secrets: SecretPattern | None, *, where: str = "result", max_bytes: int = MAX_VALUE_BYTES
+) -> tuple[str, list[str]]:
+    """The text of a value, for results and outputs: each leaf that holds a secret is stored as ``***``.
+
+    :returns: the text, and the paths of the masked leaves (empty: the value comes back equal).
+    :raises ValueNotKeptError: the value would come back changed in another way.
+    :raises ValueTooLargeError: the text has more than ``max_bytes``.
+    """
+    text, opaque = _proved(value, where, max_bytes)
+    if secrets and secrets.may_be_in(text, opaque):
+        masked, paths = _masked(value, secrets, where, max_bytes)
+        if paths:
+            return masked, paths
+    return text, []
+
+
+def decode(text: str) -> Any:
+    """The value of a text.
+
+    :raises ValueNotReadableError: a class it needs is gone or of another kind now, or the text was not written by
+        ``encode``; nothing of the stored text is executed. An Airflow retry fails alike.
+    """
+    try:
+        if _HAS_TAG not in text:
+            return _loads(text)
+        return json.loads(text, object_hook=_untagged)
+    except ValueNotReadableError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ValueNotReadableError(f"a stored value is damaged and cannot be read: {error}") from error
+
+
+def fingerprint(name: str, version: int, encoded_params: str) -> str:
+    """What a call is recognised by when a step is resumed: equal calls have equal fingerprints, in every process.
+
+    The order of dicts and sets plays no part, nor does the writing of equal numbers (``-0.0``, ``Decimal('1.50')``);
+    the types do.
+
+    :returns: 32 hexadecimal digits.
+    """
+    call = f"{json.dumps(name)}:{version}:{_canonical_text(encoded_params)}"
+    return hashlib.sha256(call.encode("ascii")).hexdigest()[:32]
+
+
+def readable(text: str) -> Any:
+    """A stored value for people, as plain JSON: no class is looked up, so it can be shown where they are not at hand.
+
+    Masks nothing; what is shown to people goes through ``mask_for_display`` afterwards.
+    """
+    return json.loads(text, object_hook=for_people)
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+class _Kept(NamedTuple):
+    text: str
+    opaque: list[str | bytes]
+
+
+_NOTHING_OPAQUE: list[str | bytes] = []
+
+
+def _proved(value: object, where: str, max_bytes: int) -> _Kept:
+    if is_plain(value, max_bytes):
+        text = dumps(value)
+        # Text that came back as another: a pair of lone surrogates that JSON reads as one character.
+        if "\\ud" not in text or _loads(text) == value:
+            if len(text) > max_bytes:
+                raise too_large(where, len(text), max_bytes)
+            return _Kept(text, _NOTHING_OPAQUE)
+    walk = Walk(where, max_bytes)
+    try:
+        text = walk.text(value)
+        _prove(value, text, walk, max_bytes)
+    except RecursionError as error:
+        raise not_kept(where, "it is nested too deep to be kept from here", where) from error
+    return _Kept(text, walk.opaque)
+
+
+def _prove(value: object, text: str, walk: Walk, max_bytes: int) -> None:
+    where = walk.where
+    try:
+        back = decode(text)
+    except ValueNotReadableError as error:
+        raise not_kept(where, f"it could be written, but not be read back: {error}", where) from error
+    if Walk(where, max_bytes).text(back) != text:
+        raise not_kept(where, "it comes back changed from the log", where)
+    if walk.has_unequal_parts:
+        return
+    try:
+        is_equal = (back == value) is True
+    except Exception as error:
+        reason = f"it cannot be compared with what comes back: {type(error).__name__}: {error}"
+        raise not_kept(where, reason, where) from error
+    if not is_equal:
+        reason = "it comes back the same in each part, but the == of a class in it says that it is not equal"
+        raise not_kept(where, reason, where)
+
+
+def _masked(value: object, secrets: SecretPattern, where: str, max_bytes: int) -> tuple[str, list[str]]:
+    walk = Walk(where, max_bytes, secrets)
+    text = walk.text(value)
+    decode(text)
+    return text, walk.masked
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _untagged(node: Payload) -> Any:
+    if TAG not in node:
+        return node
+    try:
+        return READERS[node[TAG]](node)
+    except ValueNotReadableError:
+        raise
+    except Exception as error:
+        kept = node.get("c") if isinstance(node.get("c"), str) else node[TAG]
+        reason = error if isinstance(error, LookupError) and not isinstance(error, KeyError) else repr(error)
+        raise ValueNotReadableError(f"a stored {kept} cannot be read: {reason}") from error
+
+
+def _canonical_text(encoded: str) -> str:
+    if _HAS_TAG in encoded or "-0.0" in encoded:
+        return dumps_sorted(canonical(json.loads(encoded)))
+    return dumps_sorted(_loads(encoded))
