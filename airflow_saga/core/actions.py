@@ -213,7 +213,7 @@ def action(
 ) -> Callable[[Callable[P, R]], Action[P, R]]: ...
 
 
-def action(
+def action(  # type: ignore[misc]  # the first overload's **options are these
     fn: Callable[..., Any] | None = None,
     /,
     *,

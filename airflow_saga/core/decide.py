@@ -92,9 +92,15 @@ def _saga_verdict(attempt: Attempt, saga: SagaRow, step: StepRow | None) -> Atta
     who = f"by {saga.actor or 'the product'}" + (f" ({saga.reason})" if saga.reason else "")
     if saga.state == SagaState.CANCELLING:
         if cleared_since_stop(attempt, saga, step):
-            return AttachDecision(Go.WAIT, f"{attempt.label}: the saga is being stopped {who}; waiting for its end")
-        return AttachDecision(Go.REFUSE, f"{attempt.label}: the saga is being stopped {who}; nothing was called")
-    if saga.state in (SagaState.CANCELLED, SagaState.SUSPENDED) and not cleared_since_stop(attempt, saga, step):
+            return AttachDecision(
+                Go.WAIT, f"{attempt.label}: the saga is being stopped {who}; waiting for its end"
+            )
+        return AttachDecision(
+            Go.REFUSE, f"{attempt.label}: the saga is being stopped {who}; nothing was called"
+        )
+    if saga.state in (SagaState.CANCELLED, SagaState.SUSPENDED) and not cleared_since_stop(
+        attempt, saga, step
+    ):
         return AttachDecision(
             Go.REFUSE,
             f"{attempt.label}: the saga was stopped {who} and is {saga.state}; nothing was called. "
@@ -125,7 +131,8 @@ def _upstream_verdict(attempt: Attempt, upstream: Sequence[StepRow]) -> AttachDe
 def _resume_verdict(attempt: Attempt, step: StepRow, lease_is_live: bool) -> AttachDecision:
     if attempt.try_number < step.try_number:
         return AttachDecision(
-            Go.REFUSE, f"{attempt.label}: try {attempt.try_number} comes after try {step.try_number} had begun; fenced"
+            Go.REFUSE,
+            f"{attempt.label}: try {attempt.try_number} comes after try {step.try_number} had begun; fenced",
         )
     if step.state == StepState.RUNNING and attempt.ti_id == step.ti_id and lease_is_live:
         return AttachDecision(
@@ -203,7 +210,9 @@ class UndoDecision:
     until: datetime | None = None
 
 
-def decide_undo(row: ActionRow, known: Action[..., object] | None, now: datetime, probed: bool = False) -> UndoDecision:
+def decide_undo(
+    row: ActionRow, known: Action[..., object] | None, now: datetime, probed: bool = False
+) -> UndoDecision:
     """What the undo does next with this action.
 
     :param known: the action as this process knows it, None if nothing of that name is declared any more.
@@ -214,7 +223,9 @@ def decide_undo(row: ActionRow, known: Action[..., object] | None, now: datetime
         return UndoDecision(UndoMove.NOTHING)
     if row.lands_by is not None and row.lands_by > now:
         return UndoDecision(
-            UndoMove.WAIT, f"an unreported call of {row.name} may take effect until {row.lands_by:%H:%M:%S}", row.lands_by
+            UndoMove.WAIT,
+            f"an unreported call of {row.name} may take effect until {row.lands_by:%H:%M:%S}",
+            row.lands_by,
         )
     if row.state == ActionState.IN_DOUBT:
         return _decide_in_doubt(row, known, probed)
@@ -230,12 +241,15 @@ def _decide_in_doubt(row: ActionRow, known: Action[..., object] | None, probed: 
     if known is not None and known.verify is not None and not probed:
         return UndoDecision(UndoMove.VERIFY)
     if row.effect == Effect.NON_COMPENSABLE:
-        return UndoDecision(UndoMove.STAND, f"{row.name} is declared NON_COMPENSABLE; nobody knows whether it happened")
+        return UndoDecision(
+            UndoMove.STAND, f"{row.name} is declared NON_COMPENSABLE; nobody knows whether it happened"
+        )
     if known is not None and known.compensate_in_doubt and not missing_compensation(row, known):
         return UndoDecision(UndoMove.COMPENSATE)
     why = "its verify probe could not tell" if probed else "it has no verify probe"
     return UndoDecision(
-        UndoMove.HAND_OVER, f"nobody knows whether {row.name} took effect: {why}, and its compensation needs to know"
+        UndoMove.HAND_OVER,
+        f"nobody knows whether {row.name} took effect: {why}, and its compensation needs to know",
     )
 
 
@@ -258,5 +272,3 @@ def missing_compensation(row: ActionRow, known: Action[..., object] | None) -> s
     if problem:
         return f"the compensation of {row.name!r} does not take one ActionRecord any more: {problem}"
     return None
-
-

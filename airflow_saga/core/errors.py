@@ -96,11 +96,11 @@ class SecretNotResolvedError(SagaError):
     """
 
 
-class NotApplied(SagaError):  # noqa: N818 - the word of the protocol
+class NotApplied(SagaError):
     """Raise this in an action to prove that the outside world did not change: the action is FAILED, not in doubt."""
 
 
-class Unavailable(SagaError):  # noqa: N818 - the word of the protocol
+class Unavailable(SagaError):
     """Raise this in a compensation while the service is down: costs no try, the action waits.
 
     :param service: what is down, for people ("payments").
@@ -113,7 +113,7 @@ class Unavailable(SagaError):  # noqa: N818 - the word of the protocol
         self.after = after
 
 
-class CompensationRejected(SagaError):  # noqa: N818
+class CompensationRejected(SagaError):
     """Raise this in a compensation that can never succeed: no further try, a person decides."""
 
 

@@ -36,7 +36,9 @@ def undo_order(steps: Iterable[StepRow]) -> list[StepRow]:
     return sorted(steps, key=lambda step: (-len(step.ancestors), step.task_id, -step.map_index))
 
 
-def build_plan(steps: Sequence[StepRow], actions: Iterable[ActionRow], from_seq: dict[int, int]) -> dict[str, Any]:
+def build_plan(
+    steps: Sequence[StepRow], actions: Iterable[ActionRow], from_seq: dict[int, int]
+) -> dict[str, Any]:
     """What an undo of these steps has to settle, as plain JSON data.
 
     :param from_seq: step_id → first seq of the current generation that the undo is about (0: the whole step).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -164,6 +164,7 @@ class ActionRow:
     finished_at: datetime | None
     undo_key: str | None
     undo_tries: int
+    undo_failures: int
     undo_begun_at: datetime | None
     undo_finished_at: datetime | None
     undo_deadline_at: datetime | None
@@ -271,4 +272,4 @@ class Outcome:
     result_lost: bool = False
     error: str | None = None
     own: bool = True
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    tries: int = 1

@@ -1,0 +1,124 @@
+"""Brings the store's schema to the version of this code, and tells whether it is there.
+
+The moves that the database allows are rendered from ``core.states``; a migration that changes a table of moves only
+has to call :func:`move_triggers` again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
+
+from airflow_saga.core.errors import StoreNotMigratedError
+from airflow_saga.core.states import MOVES, STATES, Machine
+
+HEAD = "0001"
+_TABLES: dict[Machine, str] = {"saga": "saga", "step": "step", "action": "action", "request": "undo_request"}
+MIGRATE_COMMAND = "airflow saga db migrate"
+
+
+def upgrade(connection: psycopg.Connection | str, revision: str = "head") -> None:
+    """Migrate the store that this psycopg connection (or URL) leads to; safe to run again, and from two places at once.
+
+    :raises StoreNotMigratedError: if the store was made by a newer version of this product.
+    """
+    if isinstance(connection, str):
+        with psycopg.connect(connection) as opened:
+            return upgrade(opened, revision)
+    from alembic import command
+    from alembic.config import Config
+
+    found = revision_of(connection)
+    if found is not None and found > HEAD:
+        raise StoreNotMigratedError(_newer(found))
+    connection.rollback()
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext('airflow_saga.migrate'))")
+        connection.execute("CREATE SCHEMA IF NOT EXISTS airflow_saga")
+    config = Config()
+    config.set_main_option("script_location", str(Path(str(files("airflow_saga.store"))) / "migrations"))
+    engine = create_engine("postgresql+psycopg://", creator=lambda: _borrowed(connection), poolclass=NullPool)
+    with engine.connect() as bound:
+        bound.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('airflow_saga.migrate'))")
+        config.attributes["connection"] = bound
+        command.upgrade(config, revision)
+        bound.commit()
+
+
+def _borrowed(connection: psycopg.Connection) -> psycopg.Connection:
+    return psycopg.connect(connection.info.dsn, password=connection.info.password or None)
+
+
+def revision_of(connection: psycopg.Connection) -> str | None:
+    """The version of the schema that is there, None if there is none."""
+    there = connection.execute("SELECT to_regclass('airflow_saga.alembic_version')").fetchone()
+    if there is None or there[0] is None:
+        return None
+    row = connection.execute("SELECT version_num FROM airflow_saga.alembic_version").fetchone()
+    return None if row is None else str(row[0])
+
+
+def check(connection: psycopg.Connection) -> None:
+    """:raises StoreNotMigratedError: if the schema is missing, older or newer than this code; says what to run."""
+    found = revision_of(connection)
+    if found is None:
+        raise StoreNotMigratedError(
+            f"the saga store (database {connection.info.dbname!r} on {connection.info.host or 'a socket'}) has no "
+            f"tables yet. Run: {MIGRATE_COMMAND}"
+        )
+    if found < HEAD:
+        raise StoreNotMigratedError(
+            f"the saga store is at version {found}, this code needs {HEAD}. Run: {MIGRATE_COMMAND}"
+        )
+    if found > HEAD:
+        raise StoreNotMigratedError(_newer(found))
+
+
+def _newer(found: str) -> str:
+    return (
+        f"the saga store is at version {found}, this code knows only {HEAD}: it was migrated by a newer airflow-saga. "
+        f"Install that version here too (pip install -U airflow-saga)."
+    )
+
+
+def schema_script() -> str:
+    return files("airflow_saga.store").joinpath("schema.sql").read_text(encoding="utf-8")
+
+
+def move_triggers() -> Iterator[str]:
+    """Statements that make the database refuse every move that ``core.states`` does not list."""
+    for machine, table in _TABLES.items():
+        moves = {(move.source, move.target) for move in MOVES[machine]}
+        changes = sql.SQL(", ").join(
+            sql.SQL("({}, {})").format(source, target)
+            for source, target in sorted(m for m in moves if m[0] is not None)
+        )
+        births = sql.SQL(", ").join(
+            sql.Literal(target) for target in sorted(t for s, t in moves if s is None)
+        )
+        states = sql.SQL(", ").join(sql.Literal(state) for state in STATES[machine])
+        on = sql.Identifier("airflow_saga", table)
+        for statement in (
+            sql.SQL("ALTER TABLE {on} DROP CONSTRAINT IF EXISTS state_known").format(on=on),
+            sql.SQL("ALTER TABLE {on} ADD CONSTRAINT state_known CHECK (state IN ({states}))").format(
+                on=on, states=states
+            ),
+            sql.SQL("DROP TRIGGER IF EXISTS moves_only_by_its_table ON {on}").format(on=on),
+            sql.SQL(
+                "CREATE TRIGGER moves_only_by_its_table BEFORE UPDATE OF state ON {on} FOR EACH ROW "
+                "WHEN (OLD.state <> NEW.state AND NOT (OLD.state, NEW.state) IN ({changes})) "
+                "EXECUTE FUNCTION airflow_saga.refuse_move()"
+            ).format(on=on, changes=changes),
+            sql.SQL("DROP TRIGGER IF EXISTS born_only_by_its_table ON {on}").format(on=on),
+            sql.SQL(
+                "CREATE TRIGGER born_only_by_its_table BEFORE INSERT ON {on} FOR EACH ROW "
+                "WHEN (NEW.state NOT IN ({births})) EXECUTE FUNCTION airflow_saga.refuse_move()"
+            ).format(on=on, births=births),
+        ):
+            yield statement.as_string(None)

@@ -1,0 +1,132 @@
+"""Everything that only reads: for people (list, show), for the reconciler, for doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from airflow_saga.core.errors import UnknownSagaError
+from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
+from airflow_saga.store.queries import Q
+from airflow_saga.store.rows import dicts, many, one
+from airflow_saga.store.undo import plan_of
+
+
+@dataclass(frozen=True)
+class SagaView:
+    """One saga as a whole, read in one snapshot."""
+
+    saga: SagaRow
+    steps: tuple[StepRow, ...]
+    actions: tuple[ActionRow, ...]
+    requests: tuple[RequestRow, ...]
+    events: tuple[dict[str, Any], ...]
+
+    @property
+    def residual(self) -> tuple[ActionRow, ...]:
+        return tuple(action for action in self.actions if action.residual)
+
+    def step_of(self, action: ActionRow) -> StepRow:
+        return next(step for step in self.steps if step.step_id == action.step_id)
+
+
+class Reader:
+    """Reads only; any thread's own connection will do."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self.connection = connection
+
+    def find(self, dag_id: str, run_id: str) -> SagaRow | None:
+        return one(self.connection, SagaRow, Q.saga_by_run, {"dag_id": dag_id, "run_id": run_id})
+
+    def saga(self, dag_id: str, run_id: str) -> SagaRow:
+        """:raises UnknownSagaError: there is none."""
+        found = self.find(dag_id, run_id)
+        if found is None:
+            raise UnknownSagaError(
+                f"there is no saga {dag_id} / {run_id} in the store: none of its steps has begun, or the names differ. "
+                f"See: airflow saga list"
+            )
+        return found
+
+    def by_id(self, saga_id: int) -> SagaRow:
+        found = one(self.connection, SagaRow, Q.saga_by_id, {"saga_id": saga_id})
+        if found is None:
+            raise UnknownSagaError(f"there is no saga with number {saga_id}")
+        return found
+
+    def view(self, dag_id: str, run_id: str) -> SagaView:
+        """A saga with its steps, actions, requests and history, consistent in itself."""
+        with self.connection.transaction():
+            self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            saga = self.saga(dag_id, run_id)
+            key = {"saga_id": saga.saga_id}
+            return SagaView(
+                saga,
+                tuple(many(self.connection, StepRow, Q.steps_of_saga, key)),
+                tuple(many(self.connection, ActionRow, Q.all_actions_of_saga, key)),
+                tuple(many(self.connection, RequestRow, Q.requests_of_saga, key)),
+                tuple(dicts(self.connection, Q.events_of_saga, key)),
+            )
+
+    def sagas(
+        self, *, dag_id: str | None = None, states: Sequence[str] | None = None, limit: int = 100
+    ) -> list[dict[str, Any]]:
+        """Newest first; ``standing``: how many effects stand in one that is, or was, being undone."""
+        params = {"dag_id": dag_id, "states": list(states) if states else None, "limit": limit}
+        return dicts(self.connection, Q.list_sagas, params)
+
+    def plan(self, dag_id: str, run_id: str) -> tuple[dict[str, Any], str]:
+        """What an undo of the whole run would do now, and the hash by which a person signs it. Calls nothing."""
+        with self.connection.transaction():
+            self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            return plan_of(self.connection, self.saga(dag_id, run_id), None)
+
+    def request(self, request_uuid: UUID) -> RequestRow | None:
+        return one(self.connection, RequestRow, Q.find_request, {"request_uuid": request_uuid})
+
+    def steps(self, saga_id: int) -> list[StepRow]:
+        return many(self.connection, StepRow, Q.steps_of_saga, {"saga_id": saga_id})
+
+    def step(self, saga_id: int, task_id: str, map_index: int) -> StepRow | None:
+        params = {"saga_id": saga_id, "task_id": task_id, "map_index": map_index}
+        return one(self.connection, StepRow, Q.step_of_saga, params)
+
+    def residual(self, saga_id: int) -> list[ActionRow]:
+        return many(self.connection, ActionRow, Q.residual_of_saga, {"saga_id": saga_id})
+
+    def indexes_to_undo(self, request: RequestRow, task_id: str) -> list[int]:
+        """The map indexes of this task that have something to undo in this request."""
+        rows = dicts(
+            self.connection, Q.indexes_to_undo, {"request_id": request.request_id, "task_id": task_id}
+        )
+        return [row["map_index"] for row in rows]
+
+    # -- for the reconciler and doctor ------------------------------------------------------------------------------
+
+    def requests_to_trigger(self, *, silent_seconds: float, limit: int = 200) -> list[dict[str, Any]]:
+        return dicts(
+            self.connection, Q.requests_to_trigger, {"silent_seconds": silent_seconds, "limit": limit}
+        )
+
+    def sagas_to_read(self, *, after_id: int = 0, limit: int = 200) -> list[SagaRow]:
+        return many(self.connection, SagaRow, Q.sagas_to_read, {"after_id": after_id, "limit": limit})
+
+    def lost_leases(self, *, limit: int = 500) -> list[dict[str, Any]]:
+        return dicts(self.connection, Q.lost_leases, {"limit": limit})
+
+    def sagas_past_deadline(self, *, limit: int = 200) -> list[SagaRow]:
+        return many(self.connection, SagaRow, Q.sagas_past_deadline, {"limit": limit})
+
+    def sagas_to_suspend(self, *, limit: int = 200) -> list[SagaRow]:
+        return many(self.connection, SagaRow, Q.sagas_to_suspend, {"limit": limit})
+
+    def due_sagas(self, *, limit: int = 200) -> list[dict[str, Any]]:
+        return dicts(self.connection, Q.due_actions, {"limit": limit})
+
+    def components(self) -> list[dict[str, Any]]:
+        return dicts(self.connection, Q.components, {})

@@ -1,0 +1,364 @@
+"""Verbs of a step: attach, write, heartbeat, finish, stop, and the answer that comes too late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from airflow_saga.core.decide import AttachDecision, Go, decide_attach
+from airflow_saga.core.plan import comes_after
+from airflow_saga.core.records import ActionRow, Attempt, Intent, Outcome, RequestRow, SagaRow, StepRow
+from airflow_saga.core.states import ActionState, Cause, RequestState, SagaState
+from airflow_saga.store.connect import retried
+from airflow_saga.store.queries import Q
+from airflow_saga.store.requests import insert_request
+from airflow_saga.store.rows import dicts, first, many, note, one, wake
+
+Reading = tuple[Intent, Outcome]
+"""A READ_ONLY call: it needs no intent, so its row is born with its outcome."""
+
+LANDING_ALLOWANCE_SECONDS = 1.0
+"""A1: a call starts within this of its intent, so it lands by allowance + timeout + settle_after."""
+
+
+@dataclass(frozen=True)
+class Attached:
+    """:ivar recorded: the actions of this generation so far, in order. :ivar request: what a WAIT waits for."""
+
+    decision: AttachDecision
+    saga: SagaRow | None = None
+    step: StepRow | None = None
+    recorded: tuple[ActionRow, ...] = ()
+    request: RequestRow | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of one batch: seqs whose outcome was taken, seqs that may begin, and the state that was seen."""
+
+    ended: frozenset[int]
+    begun: frozenset[int]
+    saga_state: str
+    step_state: str
+    fence: int
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a heartbeat learned. ``held`` False: a newer attempt, or the undo, owns the step."""
+
+    held: bool
+    state: str
+    mode: str | None
+    stop_now: bool
+    actor: str | None
+    reason: str | None
+
+
+class StepVerbs:
+    """One verb, one transaction. The connection is in autocommit and belongs to one thread."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self.connection = connection
+
+    # -- begin and end of an attempt --------------------------------------------------------------------------------
+
+    @retried
+    def attach_if_allowed(self, attempt: Attempt) -> Attached:
+        """Begin, resume or begin anew this attempt's step, or say why it has to wait or end. See PROTOCOL 4."""
+        with self.connection.transaction():
+            saga = self._saga_of(attempt)
+            step = one(self.connection, StepRow, Q.lock_step, {"saga_id": saga.saga_id, **_identity(attempt)})
+            upstream = self._upstream_of(attempt, saga.saga_id)
+            request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
+            covering = request if request and self._covers(request, step) else None
+            live = bool(
+                step
+                and (first(self.connection, Q.lease_is_live, {"step_id": step.step_id}) or {}).get("live")
+            )
+            decision = decide_attach(attempt, saga, step, upstream, covering, live)
+            if decision.go in (Go.WAIT, Go.REFUSE):
+                return Attached(decision, saga, step, request=covering or request)
+            saga = self._enter(attempt, saga, request)
+            if decision.go is Go.REPLAY:
+                assert step is not None
+                self.connection.execute(
+                    Q.note_attempt_of_finished_step,
+                    {"step_id": step.step_id, "clear_number": attempt.clear_number, "ti_id": attempt.ti_id},
+                )
+                return Attached(decision, saga, step)
+            if decision.go is Go.REDO:
+                assert step is not None
+                return self._redo(attempt, saga, step)
+            return self._take(attempt, saga, step, decision)
+
+    def _saga_of(self, attempt: Attempt) -> SagaRow:
+        key = {"dag_id": attempt.dag_id, "run_id": attempt.run_id}
+        row = one(self.connection, SagaRow, Q.lock_saga, key)
+        if row is None:
+            new = {
+                "state": SagaState.RUNNING,
+                "cause": None,
+                "actor": None,
+                "reason": None,
+                "stop_clear_number": -1,
+            }
+            self.connection.execute(Q.insert_saga, {**key, **new})
+            row = one(self.connection, SagaRow, Q.lock_saga, key)
+        assert row is not None
+        return row
+
+    def _upstream_of(self, attempt: Attempt, saga_id: int) -> list[StepRow]:
+        params = {
+            "saga_id": saga_id,
+            "ancestors": list(attempt.ancestors),
+            "mapped_group": attempt.mapped_group,
+            "map_index": attempt.map_index,
+        }
+        return many(self.connection, StepRow, Q.upstream_steps, params)
+
+    def _covers(self, request: RequestRow, step: StepRow | None) -> bool:
+        if request.state in (RequestState.HINTED, RequestState.HELD):
+            return False
+        if request.whole_run:
+            return True
+        scope = dicts(self.connection, Q.scope_of_request, {"request_id": request.request_id})
+        return step is not None and any(row["step_id"] == step.step_id for row in scope)
+
+    def _enter(self, attempt: Attempt, saga: SagaRow, request: RequestRow | None) -> SagaRow:
+        """The saga runs (again): a hint that nobody has frozen is withdrawn, the DAG's policies are kept."""
+        if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
+            self.connection.execute(
+                Q.move_request, {"request_id": request.request_id, "state": RequestState.WITHDRAWN}
+            )
+            note(
+                self.connection,
+                "undo withdrawn",
+                "airflow",
+                f"{attempt.step_label} runs again, so the saga has not failed after all",
+                saga_id=saga.saga_id,
+                request_id=request.request_id,
+            )
+        self.connection.execute(
+            Q.attach_saga,
+            {
+                "saga_id": saga.saga_id,
+                "clear_number": attempt.clear_number,
+                "on_failure": attempt.on_failure,
+                "on_compensation_failure": attempt.on_compensation_failure,
+                "cancel_deadline_seconds": attempt.cancel_deadline_seconds,
+            },
+        )
+        entered = one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": saga.saga_id})
+        assert entered is not None
+        return entered
+
+    def _take(
+        self, attempt: Attempt, saga: SagaRow, step: StepRow | None, decision: AttachDecision
+    ) -> Attached:
+        values = {
+            **_identity(attempt),
+            "saga_id": saga.saga_id,
+            "item_fingerprint": attempt.item_fingerprint,
+            "ancestors": list(attempt.ancestors),
+            "mapped_group": attempt.mapped_group,
+            "lease_seconds": attempt.lease_seconds,
+            "ti_id": attempt.ti_id,
+            "try_number": attempt.try_number,
+            "max_tries": attempt.max_tries,
+            "retries": attempt.retries,
+            "clear_number": attempt.clear_number,
+            "host": attempt.host,
+            "pid": attempt.pid,
+            "dag_version": attempt.dag_version,
+        }
+        if step is None:
+            taken = one(self.connection, StepRow, Q.insert_step, values)
+        else:
+            self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
+            values |= {"step_id": step.step_id, "generations": int(decision.go is Go.ANEW)}
+            taken = one(self.connection, StepRow, Q.take_step, values)
+        assert taken is not None
+        note(
+            self.connection,
+            f"step {decision.go}",
+            "airflow",
+            f"{attempt.step_label}, try {attempt.try_number}, generation {taken.generation}, fence {taken.fence}",
+            saga_id=saga.saga_id,
+            step_id=taken.step_id,
+        )
+        recorded = many(
+            self.connection,
+            ActionRow,
+            Q.actions_of_step,
+            {"step_id": taken.step_id, "generation": taken.generation},
+        )
+        return Attached(decision, saga, taken, tuple(recorded))
+
+    def _redo(self, attempt: Attempt, saga: SagaRow, step: StepRow) -> Attached:
+        """A finished step was cleared: it, and every later step that acted, must be undone before it runs anew."""
+        steps = many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga.saga_id})
+        later = [other for other in steps if comes_after(other, step)]
+        cleared = attempt.others_cleared or frozenset()
+        standing = [other.label for other in later if other.label not in cleared and self._stands(other)]
+        if standing:
+            message = (
+                f"{attempt.label}: it was cleared, but later steps that used its effects were not: "
+                f"{', '.join(standing)}. Clear them too, then clear this task again."
+            )
+            return Attached(AttachDecision(Go.REFUSE, message), saga, step)
+        request = insert_request(
+            self.connection,
+            saga,
+            scope={other.step_id: 0 for other in [step, *later]},
+            cause=Cause.REDO,
+            actor="airflow",
+            reason=f"{attempt.step_label} was cleared",
+            clear_number=attempt.clear_number,
+        )
+        wake(self.connection, saga.saga_id, "undo")
+        message = f"{attempt.label}: it was cleared after it had finished; its effects are undone first"
+        return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
+
+    def _stands(self, step: StepRow) -> bool:
+        return bool(
+            (first(self.connection, Q.step_has_residual, {"step_id": step.step_id}) or {}).get("stands")
+        )
+
+    @retried
+    def finish_if_held(self, step: StepRow, output: str | None, output_lost: bool) -> bool:
+        """RUNNING → SUCCEEDED with its output, in any saga state; False if the fence is lost or a call is open."""
+        row = first(
+            self.connection,
+            Q.finish_step,
+            {**_held(step), "output": output, "output_lost": output_lost},
+        )
+        return bool(row and row["done"])
+
+    @retried
+    def stop_if_held(self, step: StepRow) -> bool:
+        """RUNNING → STOPPED: the attempt is over, what it did stays and can be resumed or undone."""
+        row = first(self.connection, Q.stop_step, _held(step))
+        return bool(row and row["done"])
+
+    # -- while it runs ----------------------------------------------------------------------------------------------
+
+    @retried
+    def write_forward(
+        self,
+        step: StepRow,
+        outcomes: Sequence[Outcome],
+        intents: Sequence[Intent],
+        readings: Sequence[Reading] = (),
+    ) -> Written:
+        """How calls ended, what READ_ONLY calls said, and which calls may begin: one statement, one commit."""
+        row = self.connection.execute(Q.write_forward, _batch(step, outcomes, intents, readings)).fetchone()
+        assert row is not None, "a step's rows are never deleted while it runs"
+        return Written(frozenset(row[3]), frozenset(row[4]), row[0], row[1], row[2])
+
+    @retried
+    def retry_if_allowed(self, step: StepRow, intent: Intent) -> tuple[int | None, Written]:
+        """Another try of a recorded call; the number of the try, or None if a guard of begin refused it."""
+        row = self.connection.execute(
+            Q.retry_action,
+            {
+                **_held(step),
+                "generation": step.generation,
+                "seq": intent.seq,
+                "name": intent.name,
+                "fingerprint": intent.fingerprint,
+                "max_tries": intent.max_tries,
+                "idempotent": intent.idempotent,
+                "key_lifetime_seconds": intent.key_lifetime_seconds,
+                "lands_seconds": lands_seconds(intent),
+            },
+        ).fetchone()
+        assert row is not None
+        begun = frozenset() if row[3] is None else frozenset({intent.seq})
+        return row[3], Written(frozenset(), begun, row[0], row[1], row[2])
+
+    @retried
+    def heartbeat_if_held(
+        self, step: StepRow, lease_seconds: float, checkpoint: str | None, keep: bool
+    ) -> Beat:
+        """Renew the lease and read what the saga wants; ``keep``: this checkpoint is new."""
+        row = self.connection.execute(
+            Q.heartbeat,
+            {
+                **_held(step),
+                "lease_seconds": lease_seconds,
+                "checkpoint": checkpoint,
+                "with_checkpoint": keep,
+            },
+        ).fetchone()
+        assert row is not None
+        return Beat(held=row[5], state=row[0], mode=row[1], stop_now=row[2], actor=row[3], reason=row[4])
+
+    @retried
+    def verified_if_held(
+        self,
+        step: StepRow,
+        action_id: int,
+        state: str,
+        result: str | None,
+        note_text: str,
+        result_lost: bool = False,
+    ) -> bool:
+        """IN_DOUBT → DONE or FAILED by a probe, A1 waited out."""
+        params = {
+            **_held(step),
+            "action_id": action_id,
+            "state": state,
+            "result": result,
+            "note": note_text,
+            "result_lost": result_lost,
+        }
+        return self.connection.execute(Q.verified, params).fetchone() is not None
+
+    def recorded_action(self, step: StepRow, seq: int) -> ActionRow | None:
+        params = {"step_id": step.step_id, "generation": step.generation, "seq": seq}
+        return one(self.connection, ActionRow, Q.action_by_seq, params)
+
+
+def _identity(attempt: Attempt) -> dict[str, Any]:
+    return {"task_id": attempt.task_id, "map_index": attempt.map_index}
+
+
+def _held(step: StepRow) -> dict[str, Any]:
+    return {"saga_id": step.saga_id, "step_id": step.step_id, "fence": step.fence}
+
+
+def lands_seconds(intent: Intent) -> float:
+    return LANDING_ALLOWANCE_SECONDS + intent.timeout_seconds + intent.settle_after_seconds
+
+
+def _batch(
+    step: StepRow, outcomes: Sequence[Outcome], intents: Sequence[Intent], readings: Sequence[Reading]
+) -> dict[str, Any]:
+    begun = [(intent, None) for intent in intents] + list(readings)
+    return {
+        **_held(step),
+        "generation": step.generation,
+        "ended_seqs": [o.seq for o in outcomes],
+        "ended_states": [o.state for o in outcomes],
+        "ended_results": [o.result for o in outcomes],
+        "ended_lost": [o.result_lost for o in outcomes],
+        "ended_errors": [o.error for o in outcomes],
+        "ended_own": [o.own for o in outcomes],
+        "seqs": [i.seq for i, _ in begun],
+        "parallels": [i.parallel for i, _ in begun],
+        "names": [i.name for i, _ in begun],
+        "versions": [i.version for i, _ in begun],
+        "effects": [i.effect for i, _ in begun],
+        "fingerprints": [i.fingerprint for i, _ in begun],
+        "keys": [i.key for i, _ in begun],
+        "states": [ActionState.PENDING if o is None else o.state for _, o in begun],
+        "params": [i.params for i, _ in begun],
+        "results": [None if o is None else o.result for _, o in begun],
+        "lost": [o is not None and o.result_lost for _, o in begun],
+        "errors": [None if o is None else o.error for _, o in begun],
+        "lands_seconds": [lands_seconds(i) for i, _ in begun],
+    }
