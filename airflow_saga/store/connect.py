@@ -61,7 +61,11 @@ class Address:
             connection = psycopg.connect(make_conninfo(self.conninfo, **_LIVENESS), autocommit=True)
         except psycopg.OperationalError as problem:
             raise StoreUnavailableError(f"the saga store does not answer: {first_line(problem)}") from problem
-        connection.prepare_threshold = None if behind_pooler(connection) else 0
+        if behind_pooler(connection):
+            connection.prepare_threshold = None
+        else:
+            connection.prepare_threshold = 0
+            connection.execute("SET plan_cache_mode = force_generic_plan")  # planning costs more than running
         return connection
 
     def open_within(self, seconds: float) -> psycopg.Connection:

@@ -2,52 +2,43 @@
 -- Leases, order and A1 use the database's clock: clock_timestamp(), never a worker's.
 
 -- name: write_forward
--- The hot path, one commit: how calls ended (never refused while the fence is ours), READ_ONLY results, and the
--- intents of calls about to begin (only while saga and step run). The lock comes first and holds for all three:
--- a cancel that committed while this waited is seen, because a locking read returns the newest row.
+-- The hot path, one commit: how one call ended (never refused while the fence is ours), and either the intent of one
+-- about to begin (only while saga and step run) or a READ_ONLY call's row, born with its outcome. The lock comes first
+-- and holds for both: a cancel that committed while this waited is seen, because a locking read returns the newest row.
 WITH held AS MATERIALIZED (
     SELECT g.state AS saga_state, s.state AS step_state, s.fence
-    FROM airflow_saga.saga g JOIN airflow_saga.step s ON s.saga_id = g.saga_id
-    WHERE g.saga_id = %(saga_id)s AND s.step_id = %(step_id)s
+    FROM airflow_saga.saga g, airflow_saga.step s
+    WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint
     FOR SHARE
 ), ended AS (
     UPDATE airflow_saga.action a
-    SET state = o.state, result = o.result, result_lost = o.result_lost, error = o.error,
-        in_doubt = (o.state = 'IN_DOUBT'), finished_at = clock_timestamp(),
-        lands_by = CASE WHEN o.own THEN NULL ELSE a.lands_by END
-    FROM held, unnest(%(ended_seqs)s::int[], %(ended_states)s::text[], %(ended_results)s::text[],
-                      %(ended_lost)s::bool[], %(ended_errors)s::text[], %(ended_own)s::bool[])
-               AS o(seq, state, result, result_lost, error, own)
-    WHERE held.fence = %(fence)s AND a.step_id = %(step_id)s AND a.generation = %(generation)s
-      AND a.seq = o.seq AND a.state = 'PENDING'
+    SET state = %(ended_state)s, result = %(ended_result)s, result_lost = %(ended_lost)s, error = %(ended_error)s,
+        in_doubt = %(ended_state)s = 'IN_DOUBT', finished_at = clock_timestamp(),
+        lands_by = CASE WHEN %(ended_own)s THEN NULL ELSE a.lands_by END
+    FROM held
+    WHERE held.fence = %(fence)s AND a.step_id = %(step_id)s::bigint AND a.generation = %(generation)s
+      AND a.seq = %(ended_seq)s::int AND a.state = 'PENDING'
     RETURNING a.seq
 ), begun AS (
     INSERT INTO airflow_saga.action (saga_id, step_id, generation, seq, parallel, name, version, effect, fingerprint,
                                      key, state, params, result, result_lost, error, lands_by, finished_at)
-    SELECT %(saga_id)s, %(step_id)s, %(generation)s, i.seq, i.parallel, i.name, i.version, i.effect, i.fingerprint,
-           i.key, i.state, i.params, i.result, i.result_lost, i.error,
-           CASE WHEN i.state = 'PENDING' THEN clock_timestamp() + make_interval(secs => i.lands_seconds) END,
-           CASE WHEN i.state <> 'PENDING' THEN clock_timestamp() END
-    FROM held, unnest(%(seqs)s::int[], %(parallels)s::bool[], %(names)s::text[], %(versions)s::int[],
-                      %(effects)s::text[], %(fingerprints)s::text[], %(keys)s::text[], %(states)s::text[],
-                      %(params)s::text[], %(results)s::text[], %(lost)s::bool[], %(errors)s::text[],
-                      %(lands_seconds)s::float8[])
-               AS i(seq, parallel, name, version, effect, fingerprint, key, state, params, result, result_lost,
-                    error, lands_seconds)
-    WHERE held.fence = %(fence)s
-      AND (i.state <> 'PENDING' OR (held.saga_state = 'RUNNING' AND held.step_state = 'RUNNING'))
-    ON CONFLICT ON CONSTRAINT one_action_per_seq DO NOTHING
+    SELECT %(saga_id)s::bigint, %(step_id)s::bigint, %(generation)s, %(seq)s::int, %(parallel)s, %(name)s, %(version)s,
+           %(effect)s, %(fingerprint)s, %(key)s, %(state)s, %(params)s, %(result)s, %(lost)s, %(error)s,
+           clock_timestamp() + make_interval(secs => %(lands_seconds)s::float8),
+           CASE WHEN %(lands_seconds)s::float8 IS NULL THEN clock_timestamp() END
+    FROM held
+    WHERE held.fence = %(fence)s AND %(seq)s::int IS NOT NULL
+      AND (%(state)s <> 'PENDING' OR (held.saga_state = 'RUNNING' AND held.step_state = 'RUNNING'))
     RETURNING seq
 )
-SELECT saga_state, step_state, fence, ARRAY(SELECT seq FROM ended) AS ended, ARRAY(SELECT seq FROM begun) AS begun
-FROM held;
+SELECT saga_state, step_state, fence, (SELECT seq FROM ended), (SELECT seq FROM begun) FROM held;
 
 -- name: retry_action
 -- Another try of a call that proved NotApplied, or of an idempotent one in doubt. All of begin's guards, and A1.
 WITH held AS MATERIALIZED (
     SELECT g.state AS saga_state, s.state AS step_state, s.fence
-    FROM airflow_saga.saga g JOIN airflow_saga.step s ON s.saga_id = g.saga_id
-    WHERE g.saga_id = %(saga_id)s AND s.step_id = %(step_id)s
+    FROM airflow_saga.saga g, airflow_saga.step s
+    WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint
     FOR SHARE
 ), begun AS (
     UPDATE airflow_saga.action a
@@ -171,8 +162,8 @@ WHERE saga_id = %(saga_id)s AND task_id = ANY(%(ancestors)s)
 
 -- name: finish_step
 WITH held AS MATERIALIZED (
-    SELECT g.state AS saga_state, s.fence FROM airflow_saga.saga g JOIN airflow_saga.step s ON s.saga_id = g.saga_id
-    WHERE g.saga_id = %(saga_id)s AND s.step_id = %(step_id)s FOR UPDATE OF s
+    SELECT g.state AS saga_state, s.fence FROM airflow_saga.saga g, airflow_saga.step s
+    WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint FOR UPDATE OF s
 ), ended AS (
     UPDATE airflow_saga.step s
     SET state = 'SUCCEEDED', lease_until = NULL, output = %(output)s, output_lost = %(output_lost)s,
@@ -187,8 +178,8 @@ FROM held;
 
 -- name: stop_step
 WITH held AS MATERIALIZED (
-    SELECT g.state AS saga_state, s.fence FROM airflow_saga.saga g JOIN airflow_saga.step s ON s.saga_id = g.saga_id
-    WHERE g.saga_id = %(saga_id)s AND s.step_id = %(step_id)s FOR UPDATE OF s
+    SELECT g.state AS saga_state, s.fence FROM airflow_saga.saga g, airflow_saga.step s
+    WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint FOR UPDATE OF s
 ), ended AS (
     UPDATE airflow_saga.step s SET state = 'STOPPED', lease_until = NULL, changed_at = clock_timestamp()
     FROM held WHERE s.step_id = %(step_id)s AND held.fence = %(fence)s AND s.state = 'RUNNING'
@@ -225,8 +216,8 @@ SELECT * FROM airflow_saga.action WHERE action_id = %(action_id)s FOR UPDATE;
 -- name: verified
 -- What a probe of an action in doubt said, forward or in the undo; A1 is waited out.
 WITH held AS MATERIALIZED (
-    SELECT s.fence FROM airflow_saga.saga g JOIN airflow_saga.step s ON s.saga_id = g.saga_id
-    WHERE g.saga_id = %(saga_id)s AND s.step_id = %(step_id)s FOR SHARE
+    SELECT s.fence FROM airflow_saga.saga g, airflow_saga.step s
+    WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint FOR SHARE
 )
 UPDATE airflow_saga.action a
 SET state = %(state)s, in_doubt = false, finished_at = clock_timestamp(), note = %(note)s,
@@ -241,8 +232,8 @@ RETURNING a.action_id;
 -- The undo's hot path, one commit: how one compensation ended and the intent of the next. Nothing begins out of
 -- order (P5), before A1, or without the newest fence.
 WITH held AS MATERIALIZED (
-    SELECT s.fence, s.state FROM airflow_saga.saga g JOIN airflow_saga.step s ON s.saga_id = g.saga_id
-    WHERE g.saga_id = %(saga_id)s AND s.step_id = %(step_id)s FOR SHARE
+    SELECT s.fence, s.state FROM airflow_saga.saga g, airflow_saga.step s
+    WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint FOR SHARE
 ), ended AS (
     UPDATE airflow_saga.action a
     SET state = %(ended_state)s, error = %(ended_error)s, undo_finished_at = clock_timestamp(),
@@ -283,8 +274,8 @@ FROM held;
 -- name: settle_action
 -- Moves of the undo that call nothing: declared irreversible, given to a person, or not to be compensated.
 WITH held AS MATERIALIZED (
-    SELECT s.fence, s.state FROM airflow_saga.saga g JOIN airflow_saga.step s ON s.saga_id = g.saga_id
-    WHERE g.saga_id = %(saga_id)s AND s.step_id = %(step_id)s FOR SHARE
+    SELECT s.fence, s.state FROM airflow_saga.saga g, airflow_saga.step s
+    WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint FOR SHARE
 )
 UPDATE airflow_saga.action a
 SET state = %(state)s, probed = %(probed)s, error = %(error)s, undo_finished_at = clock_timestamp()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import psycopg
@@ -248,16 +249,27 @@ class StepVerbs:
 
     @retried
     def write_forward(
-        self,
-        step: StepRow,
-        outcomes: Sequence[Outcome],
-        intents: Sequence[Intent],
-        readings: Sequence[Reading] = (),
+        self, step: StepRow, outcomes: Sequence[Outcome], intents: Sequence[Intent], readings: Sequence[Reading] = ()
     ) -> Written:
-        """How calls ended, what READ_ONLY calls said, and which calls may begin: one statement, one commit."""
-        row = self.connection.execute(Q.write_forward, _batch(step, outcomes, intents, readings)).fetchone()
-        assert row is not None, "a step's rows are never deleted while it runs"
-        return Written(frozenset(row[3]), frozenset(row[4]), row[0], row[1], row[2])
+        """How calls ended, what READ_ONLY calls said, and which calls may begin: one commit, usually one statement."""
+        births = [(intent, None) for intent in intents] + list(readings)
+        pairs = list(zip_longest(outcomes, births))
+        if len(pairs) <= 1:
+            outcome, birth = pairs[0] if pairs else (None, None)
+            rows = [self.connection.execute(Q.write_forward, _write(step, outcome, birth)).fetchone()]
+        else:
+            rows = self._write_together([_write(step, outcome, birth) for outcome, birth in pairs])
+        seen = rows[-1]
+        assert seen is not None, "a step's rows are never deleted while it runs"
+        ended = frozenset(row[3] for row in rows if row and row[3] is not None)
+        begun = frozenset(row[4] for row in rows if row and row[4] is not None)
+        return Written(ended, begun, seen[0], seen[1], seen[2])
+
+    def _write_together(self, writes: list[dict[str, Any]]) -> list[Any]:
+        """What parallel calls have to say goes out in one round trip and one commit."""
+        with self.connection.pipeline(), self.connection.transaction():
+            cursors = [self.connection.execute(Q.write_forward, write) for write in writes]
+            return [cursor.fetchone() for cursor in cursors]
 
     @retried
     def retry_if_allowed(self, step: StepRow, intent: Intent) -> tuple[int | None, Written]:
@@ -335,30 +347,55 @@ def lands_seconds(intent: Intent) -> float:
     return LANDING_ALLOWANCE_SECONDS + intent.timeout_seconds + intent.settle_after_seconds
 
 
-def _batch(
-    step: StepRow, outcomes: Sequence[Outcome], intents: Sequence[Intent], readings: Sequence[Reading]
-) -> dict[str, Any]:
-    begun = [(intent, None) for intent in intents] + list(readings)
-    return {
-        **_held(step),
-        "generation": step.generation,
-        "ended_seqs": [o.seq for o in outcomes],
-        "ended_states": [o.state for o in outcomes],
-        "ended_results": [o.result for o in outcomes],
-        "ended_lost": [o.result_lost for o in outcomes],
-        "ended_errors": [o.error for o in outcomes],
-        "ended_own": [o.own for o in outcomes],
-        "seqs": [i.seq for i, _ in begun],
-        "parallels": [i.parallel for i, _ in begun],
-        "names": [i.name for i, _ in begun],
-        "versions": [i.version for i, _ in begun],
-        "effects": [i.effect for i, _ in begun],
-        "fingerprints": [i.fingerprint for i, _ in begun],
-        "keys": [i.key for i, _ in begun],
-        "states": [ActionState.PENDING if o is None else o.state for _, o in begun],
-        "params": [i.params for i, _ in begun],
-        "results": [None if o is None else o.result for _, o in begun],
-        "lost": [o is not None and o.result_lost for _, o in begun],
-        "errors": [None if o is None else o.error for _, o in begun],
-        "lands_seconds": [lands_seconds(i) for i, _ in begun],
-    }
+_NO_OUTCOME: dict[str, Any] = {
+    "ended_seq": None,
+    "ended_state": None,
+    "ended_result": None,
+    "ended_lost": False,
+    "ended_error": None,
+    "ended_own": False,
+}
+_NO_BIRTH: dict[str, Any] = {
+    "seq": None,
+    "parallel": False,
+    "name": None,
+    "version": 0,
+    "effect": None,
+    "fingerprint": None,
+    "key": None,
+    "state": None,
+    "params": None,
+    "result": None,
+    "lost": False,
+    "error": None,
+    "lands_seconds": None,
+}
+
+
+def _write(step: StepRow, outcome: Outcome | None, birth: tuple[Intent, Outcome | None] | None) -> dict[str, Any]:
+    write = {**_held(step), "generation": step.generation, **_NO_OUTCOME, **_NO_BIRTH}
+    if outcome is not None:
+        write["ended_seq"] = outcome.seq
+        write["ended_state"] = outcome.state
+        write["ended_result"] = outcome.result
+        write["ended_lost"] = outcome.result_lost
+        write["ended_error"] = outcome.error
+        write["ended_own"] = outcome.own
+    if birth is not None:
+        intent, read = birth
+        write["seq"] = intent.seq
+        write["parallel"] = intent.parallel
+        write["name"] = intent.name
+        write["version"] = intent.version
+        write["effect"] = intent.effect
+        write["fingerprint"] = intent.fingerprint
+        write["key"] = intent.key
+        write["params"] = intent.params
+        write["state"] = ActionState.PENDING.value if read is None else read.state
+        if read is None:
+            write["lands_seconds"] = lands_seconds(intent)
+        else:
+            write["result"] = read.result
+            write["lost"] = read.result_lost
+            write["error"] = read.error
+    return write
