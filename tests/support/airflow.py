@@ -27,7 +27,7 @@ import httpx
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.support import processes
-from tests.support.airflow_api import PATIENCE, AirflowApi, AirflowApiError
+from tests.support.airflow_api import PATIENCE, AirflowApi, AirflowApiError, NotInTimeError
 from tests.support.ports import free_port
 from tests.support.processes import TaskProcess
 
@@ -49,6 +49,12 @@ _SAID_BY_THE_PATH = frozenset(
 START_SECONDS = 120.0
 COMMAND_SECONDS = 120.0
 TAIL_LINES = 60
+LINE_CHARACTERS = 500
+# What a component says all the time, whatever happens.
+_ROUTINE = re.compile(
+    r"\[http\.access\]|Refreshing bundle|Searching for files|Found \d+ files|Adopting or resetting orphaned tasks|"
+    r"(triggers|watchers) currently running"
+)
 
 # What is quick here and slow in production is how soon Airflow looks again, never what it then does.
 SETTINGS: dict[str, str] = {
@@ -205,10 +211,10 @@ class RunningAirflow(AirflowApi):
 
         try:
             self.wait_for(healthy, timeout, "all components are healthy")
-        except AssertionError as late:
+        except NotInTimeError as late:
             states = ", ".join(str(component) for component in self.components.values())
             tails = "\n".join(f"--- {name}\n{text}" for name, text in self._component_tails())
-            raise AssertionError(f"{late}\n{states}\n{tails}") from None
+            raise NotInTimeError(f"{late}\n{states}\n{tails}") from None
 
     def _start(self, component: Component) -> None:
         with component.log.open("ab") as log:
@@ -228,7 +234,7 @@ class RunningAirflow(AirflowApi):
     def _is_up(self, component: Component) -> bool:
         """Whether this start of it is at work: what Airflow calls healthy may still be the one before."""
         if component.name not in _JOBS:
-            return bool(self.health())
+            return self.answers_tasks()
         jobs = self.request("GET", "/jobs", job_type=_JOBS[component.name], is_alive=True)["jobs"]
         return any(datetime.fromisoformat(job["start_date"]) > component.started for job in jobs)
 
@@ -309,6 +315,23 @@ class RunningAirflow(AirflowApi):
         pattern = f"attempt={'*' if try_number is None else try_number}.log"
         return "\n".join("\n".join(_readable(path)) for path in sorted(folder.glob(pattern)))
 
+    def wait_log(
+        self,
+        dag_id: str,
+        run_id: str,
+        task_id: str,
+        pattern: str,
+        timeout: float = 60,
+        map_index: int = -1,
+    ) -> str:
+        """Wait until a regular expression is found in the log of a task, of any try, and return the log."""
+
+        def found() -> str | None:
+            text = self.logs(dag_id, run_id, task_id, map_index=map_index)
+            return text if re.search(pattern, text) else None
+
+        return self.wait_for(found, timeout, f"{pattern!r} in the log of {task_id} in {run_id} of {dag_id}")
+
     def grep_logs(self, pattern: str, component: str | None = None) -> list[str]:
         """The lines of the components' logs (or of one) that a regular expression is found in.
 
@@ -351,7 +374,7 @@ class RunningAirflow(AirflowApi):
             yield f"{component.name} log", _tail(component.log)
 
 
-class ComponentDiedError(AssertionError):
+class ComponentDiedError(RuntimeError):
     """A component of Airflow ended though nobody asked it to; the text holds the end of its log."""
 
 
@@ -410,7 +433,8 @@ def connection_json(url: str) -> str:
 
 def _tail(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return "\n".join(lines[-TAIL_LINES:])
+    telling = [line[:LINE_CHARACTERS] for line in lines if not _ROUTINE.search(line)]
+    return "\n".join(telling[-TAIL_LINES:])
 
 
 def _readable(log: Path) -> list[str]:
@@ -426,4 +450,11 @@ def _line(text: str) -> str:
     if not isinstance(entry, dict):
         return text
     head = [str(entry.pop(key, "")) for key in ("timestamp", "level", "event")]
-    return " ".join(head + [f"{key}={value}" for key, value in entry.items() if key not in _SAID_BY_THE_PATH])
+    traces = [_trace(error) for error in entry.pop("error_detail", [])]
+    rest = [f"{key}={value}" for key, value in entry.items() if key not in _SAID_BY_THE_PATH]
+    return " ".join(head + rest) + "".join(traces)
+
+
+def _trace(error: dict[str, Any]) -> str:
+    frames = [f"\n    {each['filename']}:{each['lineno']} {each['name']}" for each in error["frames"]]
+    return f"\n  {error['exc_type']}: {error['exc_value']}{''.join(frames[-8:])}"

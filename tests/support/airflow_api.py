@@ -36,6 +36,10 @@ class AirflowApiError(RuntimeError):
         self.status = response.status_code
 
 
+class NotInTimeError(AssertionError):
+    """What was waited for did not happen before the deadline; the text holds what was there instead."""
+
+
 class AirflowApi:
     """One Airflow, spoken to as a logged-in admin. Task instances that are not mapped have `map_index` -1.
 
@@ -74,6 +78,10 @@ class AirflowApi:
     def health(self) -> dict[str, str]:
         """Each component with what Airflow says of it; raises httpx.TransportError while nobody answers."""
         return {name: each["status"] for name, each in self.request("GET", "/monitor/health").items()}
+
+    def answers_tasks(self) -> bool:
+        """Whether the API that running tasks call is there; asking also makes it ready, which takes it seconds."""
+        return self._client.get("/execution/health").is_success
 
     def dag(self, dag_id: str) -> Json:
         return self.request("GET", f"/dags/{dag_id}")
@@ -218,7 +226,7 @@ class AirflowApi:
 
         :param look: called about ten times a second. What the API refuses or does not answer counts as not yet.
         :param timeout: in seconds, times SAGA_TEST_PATIENCE.
-        :raises AssertionError: when the time is over; says what was last seen.
+        :raises NotInTimeError: when the time is over; says what was last seen.
         """
         deadline = time.monotonic() + timeout * PATIENCE
         seen: object = None
@@ -232,7 +240,7 @@ class AirflowApi:
                     return seen
             self.check()
             if time.monotonic() > deadline:
-                raise AssertionError(f"not within {timeout * PATIENCE:g} s: {what}; last seen: {seen!r}")
+                raise NotInTimeError(f"not within {timeout * PATIENCE:g} s: {what}; last seen: {seen!r}")
             time.sleep(POLL_SECONDS)
 
     def check(self) -> None:
@@ -242,9 +250,9 @@ class AirflowApi:
         """Wait until Airflow knows a DAG. A file that does not load is told with its trace."""
         try:
             return self.wait_for(lambda: self.dag(dag_id), timeout, f"DAG {dag_id} is known")
-        except AssertionError as late:
+        except NotInTimeError as late:
             errors = "\n".join(f"{name}:\n{trace}" for name, trace in self.import_errors().items())
-            raise AssertionError(f"{late}\nDAG files that do not load: {errors or 'none'}") from None
+            raise NotInTimeError(f"{late}\nDAG files that do not load: {errors or 'none'}") from None
 
     def wait_run(
         self, dag_id: str, run_id: str, until: Collection[str] = FINISHED, timeout: float = 60
@@ -257,8 +265,8 @@ class AirflowApi:
 
         try:
             return self.wait_for(state, timeout, f"run {run_id} of {dag_id} is {' or '.join(sorted(until))}")
-        except AssertionError as late:
-            raise AssertionError(f"{late}\n{self._picture(dag_id, run_id)}") from None
+        except NotInTimeError as late:
+            raise NotInTimeError(f"{late}\n{self._picture(dag_id, run_id)}") from None
 
     def wait_task(
         self,
@@ -278,8 +286,8 @@ class AirflowApi:
         what = f"task {task_id}[{map_index}] of {dag_id} is {' or '.join(sorted(until))}"
         try:
             return self.wait_for(instance, timeout, what)
-        except AssertionError as late:
-            raise AssertionError(f"{late}\n{self._picture(dag_id, run_id)}") from None
+        except NotInTimeError as late:
+            raise NotInTimeError(f"{late}\n{self._picture(dag_id, run_id)}") from None
 
     def _picture(self, dag_id: str, run_id: str) -> str:
         """The state of a run and of its tasks, for the text of a failure."""

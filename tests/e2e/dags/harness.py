@@ -23,6 +23,7 @@ with DAG("harness_long", schedule=None):
     @task
     def long() -> None:
         """Goes on after a SIGTERM, as a task of Airflow does that has no on_kill."""
+        print("begun")
         for _ in range(600):
             time.sleep(0.1)
 
