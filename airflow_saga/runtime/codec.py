@@ -16,12 +16,12 @@ import hashlib
 import json
 from typing import Any, NamedTuple
 
-from airflow_saga.core.errors import SecretInParamsError, ValueNotReadableError
+from airflow_saga.core.errors import SecretInParamsError, ValueNotKeptError, ValueNotReadableError
 from airflow_saga.runtime.kinds import READERS
 from airflow_saga.runtime.kinds.readings import canonical, dumps_sorted, for_people
 from airflow_saga.runtime.kinds.tree import TAG, Payload
-from airflow_saga.runtime.kinds.walk import Walk, dumps, is_plain, not_kept, too_large
-from airflow_saga.runtime.secrecy import SecretPattern
+from airflow_saga.runtime.kinds.walk import NOT_PLAIN, Walk, dumps, not_kept, plain_items, too_large, too_many
+from airflow_saga.runtime.secrecy import MASK, SecretPattern
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 
@@ -45,9 +45,9 @@ def encode(
         ``ValueTooLargeError`` where ``where`` is not ``params``). An Airflow retry is refused again.
     :raises SecretInParamsError: a known secret is inside; names its path. An Airflow retry is refused again.
     """
-    text, opaque = _proved(value, where, max_bytes)
+    text, opaque = _proved(value, where, max_bytes, secrets)
     if secrets and secrets.may_be_in(text, opaque):
-        paths = _masked(value, secrets, where, max_bytes)[1]
+        paths = _masked(value, where, max_bytes, secrets)[1]
         if paths:
             raise SecretInParamsError(paths[0])
     return text
@@ -62,9 +62,9 @@ def encode_masked(
     :raises ValueNotKeptError: the value would come back changed in another way.
     :raises ValueTooLargeError: the text has more than ``max_bytes``.
     """
-    text, opaque = _proved(value, where, max_bytes)
+    text, opaque = _proved(value, where, max_bytes, secrets)
     if secrets and secrets.may_be_in(text, opaque):
-        masked, paths = _masked(value, secrets, where, max_bytes)
+        masked, paths = _masked(value, where, max_bytes, secrets)
         if paths:
             return masked, paths
     return text, []
@@ -80,8 +80,6 @@ def decode(text: str) -> Any:
         if _HAS_TAG not in text:
             return _loads(text)
         return json.loads(text, object_hook=_untagged)
-    except ValueNotReadableError:
-        raise
     except (ValueError, RecursionError) as error:
         raise ValueNotReadableError(f"a stored value is damaged and cannot be read: {error}") from error
 
@@ -102,8 +100,13 @@ def readable(text: str) -> Any:
     """A stored value for people, as plain JSON: no class is looked up, so it can be shown where they are not at hand.
 
     Masks nothing; what is shown to people goes through ``mask_for_display`` afterwards.
+
+    :raises ValueNotReadableError: the text was not written by ``encode``.
     """
-    return json.loads(text, object_hook=for_people)
+    try:
+        return json.loads(text, object_hook=for_people)
+    except Exception as error:
+        raise ValueNotReadableError(f"a stored value is damaged and cannot be shown: {error!r}") from error
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -117,47 +120,74 @@ class _Kept(NamedTuple):
 _NOTHING_OPAQUE: list[str | bytes] = []
 
 
-def _proved(value: object, where: str, max_bytes: int) -> _Kept:
-    if is_plain(value, max_bytes):
-        text = dumps(value)
-        # Text that came back as another: a pair of lone surrogates that JSON reads as one character.
-        if "\\ud" not in text or _loads(text) == value:
-            if len(text) > max_bytes:
-                raise too_large(where, len(text), max_bytes)
-            return _Kept(text, _NOTHING_OPAQUE)
-    walk = Walk(where, max_bytes)
+def _proved(value: object, where: str, max_bytes: int, secrets: SecretPattern | None) -> _Kept:
+    walk = None
     try:
+        text = _plain_text(value, where, max_bytes)
+        if text is not None:
+            return _Kept(text, _NOTHING_OPAQUE)
+        walk = Walk(where, max_bytes, secrets)
         text = walk.text(value)
-        _prove(value, text, walk, max_bytes)
-    except RecursionError as error:
-        raise not_kept(where, "it is nested too deep to be kept from here", where) from error
-    return _Kept(text, walk.opaque)
+        _prove(value, text, walk, secrets)
+        return _Kept(text, walk.opaque)
+    except ValueNotKeptError:
+        raise
+    except Exception as error:
+        # Whatever an object does when it is looked at, or another thread to it meanwhile: nothing is half written.
+        path = walk.path() if walk else where
+        raise not_kept(path, f"it cannot be written: {_told(error, secrets)}", where) from error
 
 
-def _prove(value: object, text: str, walk: Walk, max_bytes: int) -> None:
+def _plain_text(value: object, where: str, max_bytes: int) -> str | None:
+    """The text of plain JSON, or None for any other value."""
+    items = plain_items(value, max_bytes)
+    if items == NOT_PLAIN:
+        return None
+    if items > max_bytes:
+        raise too_many(value, where, items, max_bytes)
+    text = dumps(value)
+    if "\\ud" in text and _loads(text) != value:
+        # A pair of lone surrogates, which JSON reads as one character.
+        return None
+    if len(text) > max_bytes:
+        raise too_large(where, len(text), max_bytes)
+    return text
+
+
+def _prove(value: object, text: str, walk: Walk, secrets: SecretPattern | None) -> None:
     where = walk.where
     try:
         back = decode(text)
     except ValueNotReadableError as error:
         raise not_kept(where, f"it could be written, but not be read back: {error}", where) from error
-    if Walk(where, max_bytes).text(back) != text:
+    if Walk(where, walk.max_bytes, secrets).text(back) != text:
         raise not_kept(where, "it comes back changed from the log", where)
     if walk.has_unequal_parts:
         return
     try:
         is_equal = (back == value) is True
     except Exception as error:
-        reason = f"it cannot be compared with what comes back: {type(error).__name__}: {error}"
-        raise not_kept(where, reason, where) from error
+        raise not_kept(
+            where, f"it cannot be compared with what comes back: {_told(error, secrets)}", where
+        ) from error
     if not is_equal:
         reason = "it comes back the same in each part, but the == of a class in it says that it is not equal"
         raise not_kept(where, reason, where)
 
 
-def _masked(value: object, secrets: SecretPattern, where: str, max_bytes: int) -> tuple[str, list[str]]:
-    walk = Walk(where, max_bytes, secrets)
+def _told(error: Exception, secrets: SecretPattern | None) -> str:
+    text = f"{type(error).__name__}: {error}"
+    return (secrets.scrub(text) if secrets else text)[:200]
+
+
+def _masked(value: object, where: str, max_bytes: int, secrets: SecretPattern) -> tuple[str, list[str]]:
+    walk = Walk(where, max_bytes, secrets, is_masking=True)
     text = walk.text(value)
-    decode(text)
+    try:
+        decode(text)
+    except ValueNotReadableError:
+        # A class that cannot live with a masked part (its hash, in a set): nothing of the value is kept.
+        return dumps(MASK), walk.masked
     return text, walk.masked
 
 

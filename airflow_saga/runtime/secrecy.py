@@ -201,7 +201,8 @@ def mask_for_display(
     """A value as it may be shown (log, XCom, tab, CLI); never to be stored in its place.
 
     Text and bytes under a sensitive key, at any depth below it, become ``***``; numbers stay, as Airflow does it (else
-    ``total_tokens`` would be gone). Known secrets are masked wherever they stand. Objects are shown as their fields.
+    ``total_tokens`` would be gone). Known secrets are masked wherever they stand. Objects are shown as their fields,
+    control characters and lone surrogates as escapes.
 
     :param names: parts of key names, in lower case.
     """
@@ -214,7 +215,9 @@ def _display(
     if depth > _DISPLAY_DEPTH:
         return MASK
     if isinstance(value, str):
-        return MASK if hidden else secrets.scrub(value) if secrets else value
+        return MASK if hidden else _printable(secrets.scrub(value) if secrets else value)
+    if isinstance(value, Secret):
+        return repr(value)
     if isinstance(value, bytes | bytearray):
         return MASK if hidden or (secrets and secrets.is_in(bytes(value))) else value
     fields = _fields(value)
@@ -231,6 +234,13 @@ def _display(
     if secrets and secrets.is_in(str(value)):
         return MASK
     return value
+
+
+def _printable(text: str) -> str:
+    """Text that neither a terminal obeys nor UTF-8 refuses."""
+    if text.isprintable():
+        return text
+    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda match: ascii(match[0])[1:-1], text)
 
 
 class _Digits(str):
@@ -267,6 +277,9 @@ def _parts(
     elif isinstance(value, list | tuple | set | frozenset):
         for index, item in enumerate(value):
             yield from _parts(item, f"{path}[{index}]", secrets, depth + 1, above)
+    elif type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        yield path, value.tobytes() if hasattr(value, "tobytes") else str(value)
+        yield from _parts(value.tolist(), path, secrets, depth + 1, above)
     else:
         yield path, str(value)
     above.discard(id(value))

@@ -121,12 +121,9 @@ def _write_dataclass(writer: Writer, value: object) -> Tree:
 def _read_dataclass(tree: Payload) -> object:
     cls: Any = read_class(tree, is_dataclass, "a dataclass")
     state = _state(tree["v"])
-    for field in dataclasses.fields(cls):
-        if field.name not in state and field.name not in tree.get("u", ()):
-            # The class has grown since the value was written.
-            if field.default is dataclasses.MISSING:
-                raise LookupError(f"{tree['c']} has a new field {field.name} without a default")
-            state[field.name] = field.default
+    unset = tree.get("u", ())
+    fields = {field.name: field.default for field in dataclasses.fields(cls) if field.name not in unset}
+    _add_new_fields(tree, state, fields, dataclasses.MISSING)
     value = object.__new__(cls)
     slots = _slots(cls)
     own = getattr(value, "__dict__", None)
@@ -188,14 +185,15 @@ def _write_pydantic(writer: Writer, value: Any) -> Tree:
 
 def _read_pydantic(tree: Payload) -> object:
     from pydantic import BaseModel
+    from pydantic_core import PydanticUndefined
 
     cls = read_class(tree, is_pydantic, "a pydantic model")
     state = _state(tree["v"])
-    for name, field in cls.__pydantic_fields__.items():
-        if name not in state:
-            if field.is_required() or field.default_factory is not None:
-                raise LookupError(f"{tree['c']} has a new field {name} without a default")
-            state[name] = field.default
+    fields = {
+        name: PydanticUndefined if field.default_factory is not None else field.default
+        for name, field in cls.__pydantic_fields__.items()
+    }
+    _add_new_fields(tree, state, fields, PydanticUndefined)
     value = object.__new__(cls)
     BaseModel.__setstate__(
         value,
@@ -244,6 +242,21 @@ def _state(pairs: Any) -> dict[str, Any]:
     if not all(type(name) is str for name in state):
         raise ValueError("the names of fields are not text")
     return state
+
+
+def _add_new_fields(tree: Payload, state: dict[str, Any], fields: dict[str, Any], missing: object) -> None:
+    """Give a stored state the defaults of fields that its class has got since; ``fields`` are all, with defaults."""
+    new = [name for name in fields if name not in state]
+    gone = [name for name in state if name not in fields]
+    if new and gone:
+        # A default in the place of a renamed field would be another value: a refund of 0, say.
+        raise LookupError(
+            f"{tree['c']} had {', '.join(gone)}, now it has {', '.join(new)}; was a field renamed?"
+        )
+    for name in new:
+        if fields[name] is missing:
+            raise LookupError(f"{tree['c']} has a new field {name} without a default")
+        state[name] = fields[name]
 
 
 OBJECT_READERS: dict[str, Read] = {

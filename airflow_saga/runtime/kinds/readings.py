@@ -57,7 +57,7 @@ def for_people(node: Payload) -> Any:
     """One tagged object as plain JSON, its parts being so already."""
     tag, kept = node.get(TAG), node.get("v", ())
     if tag in ("bytes", "bytearray", "numpy"):
-        return f"<{tag}, {len(str(kept)) * 3 // 4} bytes>"
+        return f"<{tag}, {len(kept) * 3 // 4 - kept.count('=')} bytes>"
     if tag == "secret":
         return f"Secret({node['c']!r}, field={kept!r})"
     if tag in ("dataclass", "pydantic", "namedtuple"):
