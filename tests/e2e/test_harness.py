@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import FreshAirflows
 from tests.support import processes
 from tests.support.airflow import ComponentDiedError, RunningAirflow
+from tests.support.airflow_factory import FreshAirflows
 
 
 def test_plain_dag_runs_to_success(airflow: RunningAirflow) -> None:

@@ -10,8 +10,6 @@ Stopping does not ask: a scheduler that is asked waits for its tasks, and what A
 from __future__ import annotations
 
 import base64
-import json
-import os
 import re
 import secrets
 import shutil
@@ -21,13 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
-from psycopg.conninfo import conninfo_to_dict
 
 from tests.support import processes
-from tests.support.airflow_api import PATIENCE, AirflowApi, AirflowApiError, NotInTimeError
+from tests.support.airflow_api import AirflowApi, AirflowApiError, NotInTimeError
+from tests.support.airflow_logs import TAIL_LINES, readable, tail
+from tests.support.airflow_setup import SETTINGS, base_environment, connection_json, run_airflow
 from tests.support.ports import free_port
 from tests.support.processes import TaskProcess
 
@@ -41,51 +39,7 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
 _JOBS = {"scheduler": "SchedulerJob", "dag-processor": "DagProcessorJob", "triggerer": "TriggererJob"}
 _ENDING = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
 
-# What is in every line of a task's log, and already in the name of its file or of no use to a reader.
-_SAID_BY_THE_PATH = frozenset(
-    ("logger", "filename", "lineno", "dag_id", "run_id", "task_id", "ti_id", "try_number", "map_index")
-)
-
 START_SECONDS = 120.0
-COMMAND_SECONDS = 120.0
-TAIL_LINES = 60
-LINE_CHARACTERS = 500
-# What a component says all the time, whatever happens.
-_ROUTINE = re.compile(
-    r"\[http\.access\]|Refreshing bundle|Searching for files|Found \d+ files|Adopting or resetting orphaned tasks|"
-    r"(triggers|watchers) currently running"
-)
-
-# What is quick here and slow in production is how soon Airflow looks again, never what it then does.
-SETTINGS: dict[str, str] = {
-    "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
-    "AIRFLOW__CORE__PARALLELISM": "6",
-    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-    "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
-    "AIRFLOW__CORE__AUTH_MANAGER": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",
-    "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-    "AIRFLOW__API__HOST": "127.0.0.1",
-    "AIRFLOW__API__WORKERS": "1",
-    "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-    "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
-    # How soon a task learns that it was marked failed.
-    "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
-    # How soon the next task of a run is seen: a second of each hop in a default installation.
-    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.25",
-    # How soon a dead supervisor and a dead scheduler are noticed.
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
-    "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "2",
-    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "12",
-    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
-    # How soon a new or changed DAG file is seen; one that stays as it is need not be parsed again and again.
-    "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "2",
-    "AIRFLOW__DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "1",
-    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
-    "NO_COLOR": "1",
-    "NO_PROXY": "127.0.0.1,localhost",
-    "no_proxy": "127.0.0.1,localhost",
-}
 
 
 @dataclass
@@ -114,7 +68,7 @@ class RunningAirflow(AirflowApi):
 
     :param python: the interpreter of an environment with Airflow in it.
     :param home: a directory of its own, made if it is not there.
-    :param metadata_url: a database that :func:`migrate_metadata` or a copy of such a one has prepared.
+    :param metadata_url: a database that :func:`migrate_metadata` made, or a copy of it.
     :param store_url: the database of the sagas, migrated; Airflow reaches it as the connection `saga_default`.
     :param store_in_metadata: keep that connection in Airflow's metadata instead of in the environment.
     :param dags: DAG files, and directories whose whole content is taken; copied.
@@ -242,9 +196,8 @@ class RunningAirflow(AirflowApi):
         """Fail a wait at once when a component has died that nobody here has killed."""
         for component in self.components.values():
             if not component.running and not component.expected_down:
-                tail = _tail(component.log)
                 component.expected_down = True
-                raise ComponentDiedError(f"{component} by itself. The end of its log:\n{tail}")
+                raise ComponentDiedError(f"{component} by itself. The end of its log:\n{tail(component.log)}")
 
     def kill(self, component: str, signum: int = signal.SIGKILL) -> None:
         """Signal a component's own process, not its children; after SIGKILL it is gone when this returns."""
@@ -313,7 +266,7 @@ class RunningAirflow(AirflowApi):
         if map_index != -1:
             folder /= f"map_index={map_index}"
         pattern = f"attempt={'*' if try_number is None else try_number}.log"
-        return "\n".join("\n".join(_readable(path)) for path in sorted(folder.glob(pattern)))
+        return "\n".join("\n".join(readable(path)) for path in sorted(folder.glob(pattern)))
 
     def wait_log(
         self,
@@ -360,7 +313,7 @@ class RunningAirflow(AirflowApi):
         yield from self._component_tails()
         written = [path for path in self.task_logs.glob("dag_id=*/**/*.log") if path.stat().st_mtime >= since]
         for path in sorted(written, key=lambda each: each.stat().st_mtime)[-20:]:
-            yield str(path.relative_to(self.task_logs)), "\n".join(_readable(path)[-TAIL_LINES:])
+            yield str(path.relative_to(self.task_logs)), "\n".join(readable(path)[-TAIL_LINES:])
 
     def _runs_since(self, since: datetime) -> Iterator[str]:
         for run in self.runs():
@@ -371,90 +324,8 @@ class RunningAirflow(AirflowApi):
 
     def _component_tails(self) -> Iterator[tuple[str, str]]:
         for component in self.components.values():
-            yield f"{component.name} log", _tail(component.log)
+            yield f"{component.name} log", tail(component.log)
 
 
 class ComponentDiedError(RuntimeError):
     """A component of Airflow ended though nobody asked it to; the text holds the end of its log."""
-
-
-def base_environment(bin_dir: Path, home: Path, metadata_url: str) -> dict[str, str]:
-    """The environment of whoever runs the tests, without what would lead Airflow elsewhere."""
-    foreign = ("AIRFLOW", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "COVERAGE")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    # Without compiled files every process of Airflow compiles half a million lines anew, which doubles its start.
-    env.pop("PYTHONDONTWRITEBYTECODE", None)
-    env["PATH"] = os.pathsep.join([str(bin_dir), env.get("PATH", "")])
-    env["AIRFLOW_HOME"] = str(home)
-    env["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"postgresql+psycopg2://{metadata_url.partition('://')[2]}"
-    return env
-
-
-def migrate_metadata(python: Path | str, home: Path, metadata_url: str) -> None:
-    """Make Airflow's own tables in an empty database: slow, so make copies of that database and not more of it."""
-    home.mkdir(parents=True, exist_ok=True)
-    bin_dir = Path(python).parent
-    env = base_environment(bin_dir, home, metadata_url) | SETTINGS
-    run_airflow(bin_dir, env, home, "db", "migrate")
-
-
-def run_airflow(
-    bin_dir: Path, env: Mapping[str, str], home: Path, *arguments: str, check: bool = True
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(bin_dir / "airflow"), *arguments],
-        env=dict(env),
-        cwd=home,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_SECONDS * PATIENCE,
-    )
-    if check and done.returncode != 0:
-        raise AssertionError(
-            f"airflow {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-        )
-    return done
-
-
-def connection_json(url: str) -> str:
-    """A Postgres URL as the JSON of an Airflow connection."""
-    parts = conninfo_to_dict(url)
-    fields = {
-        "conn_type": "postgres",
-        "host": parts.get("host"),
-        "port": int(parts["port"]) if parts.get("port") else None,
-        "login": parts.get("user"),
-        "password": parts.get("password"),
-        "schema": parts.get("dbname"),
-    }
-    return json.dumps({name: value for name, value in fields.items() if value is not None})
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    telling = [line[:LINE_CHARACTERS] for line in lines if not _ROUTINE.search(line)]
-    return "\n".join(telling[-TAIL_LINES:])
-
-
-def _readable(log: Path) -> list[str]:
-    """The lines of a task's log, which are JSON, as `time level event`, with the stack trace of an error."""
-    return [_line(text) for text in log.read_text(errors="replace").splitlines()]
-
-
-def _line(text: str) -> str:
-    try:
-        entry: Any = json.loads(text)
-    except ValueError:
-        return text
-    if not isinstance(entry, dict):
-        return text
-    head = [str(entry.pop(key, "")) for key in ("timestamp", "level", "event")]
-    traces = [_trace(error) for error in entry.pop("error_detail", [])]
-    rest = [f"{key}={value}" for key, value in entry.items() if key not in _SAID_BY_THE_PATH]
-    return " ".join(head + rest) + "".join(traces)
-
-
-def _trace(error: dict[str, Any]) -> str:
-    frames = [f"\n    {each['filename']}:{each['lineno']} {each['name']}" for each in error["frames"]]
-    return f"\n  {error['exc_type']}: {error['exc_value']}{''.join(frames[-8:])}"
