@@ -8,6 +8,7 @@ able to swallow it.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 
 class SagaError(Exception):
@@ -168,7 +169,17 @@ class StepKilledError(StepInterrupted):
 
 
 class ActionTimedOut(StepInterrupted):
-    """An action was abandoned at its timeout; it is in doubt. Raised into the thread that made the call."""
+    """An action was abandoned at its timeout, and is in doubt. Raised into the thread that made the call.
+
+    :ivar answered: the call ended after all, too late to count as its outcome; ``result`` is what it returned.
+    """
+
+    def __init__(
+        self, message: str = "abandoned at its timeout", *, answered: bool = False, result: Any = None
+    ) -> None:
+        super().__init__(message)
+        self.answered = answered
+        self.result = result
 
 
 # -- the store ------------------------------------------------------------------------------------------------------

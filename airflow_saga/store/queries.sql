@@ -33,6 +33,23 @@ WITH held AS MATERIALIZED (
 )
 SELECT saga_state, step_state, fence, (SELECT seq FROM ended), (SELECT seq FROM begun) FROM held;
 
+-- name: reassert_intent
+-- More than a second went by between an intent and its call (A1), or nobody knows whether the intent was committed:
+-- all of begin's guards again, and a new time to land.
+WITH held AS MATERIALIZED (
+    SELECT g.state AS saga_state, s.state AS step_state, s.fence
+    FROM airflow_saga.saga g, airflow_saga.step s
+    WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint
+    FOR SHARE
+), again AS (
+    UPDATE airflow_saga.action a SET lands_by = clock_timestamp() + make_interval(secs => %(lands_seconds)s)
+    FROM held
+    WHERE held.fence = %(fence)s AND held.saga_state = 'RUNNING' AND held.step_state = 'RUNNING'
+      AND a.step_id = %(step_id)s::bigint AND a.generation = %(generation)s AND a.seq = %(seq)s AND a.state = 'PENDING'
+    RETURNING a.seq
+)
+SELECT saga_state, step_state, fence, (SELECT seq FROM again) FROM held;
+
 -- name: retry_action
 -- Another try of a call that proved NotApplied, or of an idempotent one in doubt. All of begin's guards, and A1.
 WITH held AS MATERIALIZED (
@@ -523,6 +540,10 @@ ORDER BY g.saga_id LIMIT %(limit)s;
 -- name: lost_leases
 SELECT s.*, g.dag_id, g.run_id FROM airflow_saga.step s JOIN airflow_saga.saga g USING (saga_id)
 WHERE s.state = 'RUNNING' AND s.lease_until <= clock_timestamp() ORDER BY s.step_id LIMIT %(limit)s;
+
+-- name: lost_a_worker
+SELECT 1 FROM airflow_saga.event e JOIN airflow_saga.step s USING (step_id)
+WHERE e.saga_id = %(saga_id)s AND e.what LIKE 'step lost%%' AND s.state = 'STOPPED' LIMIT 1;
 
 -- name: sagas_past_deadline
 SELECT * FROM airflow_saga.saga WHERE state = 'CANCELLING' AND mode = 'undo' AND deadline_at <= clock_timestamp()

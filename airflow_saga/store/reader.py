@@ -96,6 +96,11 @@ class Reader:
         params = {"saga_id": saga_id, "task_id": task_id, "map_index": map_index}
         return one(self.connection, StepRow, Q.step_of_saga, params)
 
+    def actions_of_step(self, step: StepRow) -> list[ActionRow]:
+        """The actions of this generation, in order."""
+        params = {"step_id": step.step_id, "generation": step.generation}
+        return many(self.connection, ActionRow, Q.actions_of_step, params)
+
     def residual(self, saga_id: int) -> list[ActionRow]:
         return many(self.connection, ActionRow, Q.residual_of_saga, {"saga_id": saga_id})
 
@@ -118,6 +123,10 @@ class Reader:
 
     def lost_leases(self, *, limit: int = 500) -> list[dict[str, Any]]:
         return dicts(self.connection, Q.lost_leases, {"limit": limit})
+
+    def lost_a_worker(self, saga_id: int) -> bool:
+        """Whether a step of this saga has stopped because its process was lost."""
+        return bool(dicts(self.connection, Q.lost_a_worker, {"saga_id": saga_id}))
 
     def sagas_past_deadline(self, *, limit: int = 200) -> list[SagaRow]:
         return many(self.connection, SagaRow, Q.sagas_past_deadline, {"limit": limit})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 
@@ -272,6 +273,22 @@ class StepVerbs:
             return [cursor.fetchone() for cursor in cursors]
 
     @retried
+    def reassert_if_allowed(self, step: StepRow, intent: Intent) -> Written:
+        """An intent that is older than A1 allows, or may not have been committed, is asserted again before its call."""
+        row = self.connection.execute(
+            Q.reassert_intent,
+            {
+                **_held(step),
+                "generation": step.generation,
+                "seq": intent.seq,
+                "lands_seconds": lands_seconds(intent),
+            },
+        ).fetchone()
+        assert row is not None
+        begun = frozenset() if row[3] is None else frozenset({intent.seq})
+        return Written(frozenset(), begun, row[0], row[1], row[2])
+
+    @retried
     def retry_if_allowed(self, step: StepRow, intent: Intent) -> tuple[int | None, Written]:
         """Another try of a recorded call; the number of the try, or None if a guard of begin refused it."""
         row = self.connection.execute(
@@ -329,6 +346,12 @@ class StepVerbs:
             "result_lost": result_lost,
         }
         return self.connection.execute(Q.verified, params).fetchone() is not None
+
+    def clock(self) -> datetime:
+        """The database's clock."""
+        row = self.connection.execute(Q.now_row).fetchone()
+        assert row is not None
+        return row[0]  # type: ignore[no-any-return]
 
     def recorded_action(self, step: StepRow, seq: int) -> ActionRow | None:
         params = {"step_id": step.step_id, "generation": step.generation, "seq": seq}

@@ -388,6 +388,11 @@ class UndoVerbs:
         assert row is not None and now is not None
         return row, now["now"]
 
+    def is_halted(self, request: RequestRow) -> bool:
+        """A compensation of this request has failed for good; a saga with ``halt`` undoes nothing further then."""
+        row = first(self.connection, Q.halted_of_request, {"request_id": request.request_id})
+        return bool(row and row["halted"])
+
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def unsettled(self, request: RequestRow) -> list[ActionRow]:

@@ -1,0 +1,172 @@
+"""The reconciler: catches what every hook missed. One pass looks at rows, asks Airflow about each, and moves it on.
+
+It starts from the store, since nothing in a task can list runs. Each verb it calls is safe twice and anywhere; an error
+with one saga is logged and the pass goes on, the next pass finds it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import psycopg
+
+from airflow_saga.core.errors import SagaError
+from airflow_saga.core.records import SagaRow
+from airflow_saga.core.states import Cause, SagaState
+from airflow_saga.runtime.ports import Limits, RunPlatform
+from airflow_saga.store.reader import Reader
+from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.sweep import SweepVerbs
+from airflow_saga.store.undo import UndoVerbs
+
+log = logging.getLogger(__name__)
+
+_ALIVE = frozenset({"running", "deferred", "awaiting_input"})
+"""Task states in which Airflow believes that the attempt is there; the lease alone does not end it then."""
+SILENT_SECONDS = 30.0
+"""A request whose undo run was triggered this long ago and has not shown a lease is triggered again."""
+
+
+@dataclass
+class PassReport:
+    """How many rows each part of a pass moved."""
+
+    completed: int = 0
+    failed: int = 0
+    stopped: int = 0
+    suspended: int = 0
+    asked_again: int = 0
+    expired: int = 0
+    held: int = 0
+    triggered: int = 0
+    errors: int = 0
+
+    def __str__(self) -> str:
+        counts = [(f.name.replace("_", " "), getattr(self, f.name)) for f in fields(self)]
+        return ", ".join(f"{count} {name}" for name, count in counts if count) or "nothing to do"
+
+
+class Reconciler:
+    """See the module. The connection is in autocommit and belongs to the caller's thread."""
+
+    def __init__(self, connection: psycopg.Connection, platform: RunPlatform, limits: Limits) -> None:
+        self.platform = platform
+        self.limits = limits
+        self.reader = Reader(connection)
+        self.requests = RequestVerbs(connection)
+        self.undo = UndoVerbs(connection)
+        self.sweep = SweepVerbs(connection)
+
+    def run_once(self) -> PassReport:
+        """One pass over everything that is open. A lost connection ends it; the next pass finds what is left."""
+        report = PassReport()
+        self._stop_lost_steps(report)
+        self._read_runs(report)
+        self._suspend(report)
+        self._expire(report)
+        self._ask_again(report)
+        self._hold(report)
+        self._trigger(report)
+        return report
+
+    def _each(self, rows: list[Any], what: str, move: Callable[[Any], bool], report: PassReport) -> int:
+        moved = 0
+        for row in rows:
+            try:
+                moved += bool(move(row))
+            except psycopg.OperationalError:
+                raise
+            except (SagaError, psycopg.Error, RuntimeError) as problem:
+                report.errors += 1
+                log.exception("%s: %s; the next pass tries again", what, problem)
+        return moved
+
+    def _stop_lost_steps(self, report: PassReport) -> None:
+        def stop(row: dict[str, Any]) -> bool:
+            state = self.platform.task_state(row["dag_id"], row["run_id"], row["task_id"], row["map_index"])
+            if state in _ALIVE:
+                return False
+            return self.sweep.stop_if_lost(row["saga_id"], row["step_id"])
+
+        report.stopped = self._each(self.reader.lost_leases(), "a lost step", stop, report)
+
+    def _read_runs(self, report: PassReport) -> None:
+        """Tell the log how runs ended, and let the policy of failed ones ask for their undo."""
+        after = 0
+        for _ in range(1000):
+            sagas = self.reader.sagas_to_read(after_id=after)
+            if not sagas:
+                return
+            after = sagas[-1].saga_id
+            self._each(
+                sagas, "a saga whose run may have ended", lambda saga: self._read_run(saga, report), report
+            )
+
+    def _read_run(self, saga: SagaRow, report: PassReport) -> bool:
+        state = self.platform.run_state(saga.dag_id, saga.run_id)
+        clear_number = self.platform.run_clear_number(saga.dag_id, saga.run_id)
+        if state == "success" and saga.state != SagaState.FAILED:
+            report.completed += (
+                self.requests.complete_if_over(saga.dag_id, saga.run_id) == SagaState.COMPLETED
+            )
+        elif state == "failed":
+            lost = self.reader.lost_a_worker(saga.saga_id)
+            decision = self.requests.fail_and_hint(
+                saga.dag_id,
+                saga.run_id,
+                cause=Cause.LOST_WORKER if lost else Cause.FAILURE,
+                reason="a worker was lost and the run failed" if lost else "the run failed",
+                clear_number=clear_number,
+            )
+            report.failed += decision.request is not None
+        return True
+
+    def _suspend(self, report: PassReport) -> None:
+        report.suspended = self._each(
+            self.reader.sagas_to_suspend(),
+            "a saga to suspend",
+            lambda saga: self.sweep.suspend_if_quiet(saga.saga_id),
+            report,
+        )
+
+    def _expire(self, report: PassReport) -> None:
+        report.expired = self._each(
+            self.reader.sagas_past_deadline(),
+            "a saga past its deadline",
+            lambda saga: self.undo.expire_if_past_deadline(saga.saga_id) is not None,
+            report,
+        )
+
+    def _ask_again(self, report: PassReport) -> None:
+        report.asked_again = self._each(
+            self.reader.due_sagas(),
+            "a compensation that is due",
+            lambda row: self.undo.ask_again_if_due(row["saga_id"]) is not None,
+            report,
+        )
+
+    def _hold(self, report: PassReport) -> None:
+        report.held = self.sweep.hold_if_mass_outage(
+            causes=[Cause.LOST_WORKER, Cause.TIMEOUT],
+            threshold=self.limits.mass_undo_threshold,
+            window_seconds=self.limits.mass_undo_window_seconds,
+        )
+
+    def _trigger(self, report: PassReport) -> None:
+        """Start, or start again, the undo runs of requests that nobody carries out."""
+
+        def trigger(row: dict[str, Any]) -> bool:
+            again = row["triggered_at"] is not None
+            done = self.platform.trigger_undo(row["dag_id"], row["run_id"], row["request_uuid"], reset=again)
+            if done:
+                self.requests.note_triggered(row["request_uuid"])
+            return done
+
+        rows = self.reader.requests_to_trigger(silent_seconds=SILENT_SECONDS)
+        report.triggered = self._each(rows, "an undo to start", trigger, report)
+
+
+__all__ = ["PassReport", "Reconciler"]

@@ -1,0 +1,349 @@
+"""Records the calls of a step: the one way from a body to the outside world.
+
+What happens to one call is told once, as a generator that asks for what it needs (an intent, the call itself, a
+pause); a thread answers by blocking, an event loop by awaiting. So sync and async calls cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from airflow_saga.core.actions import Action
+from airflow_saga.core.errors import (
+    ActionFailedError,
+    ActionTimedOut,
+    InDoubtError,
+    NestedActionError,
+    NotApplied,
+    NotRegisteredError,
+    ResultNotStoredError,
+    ValueNotKeptError,
+)
+from airflow_saga.core.identity import action_key, undo_key
+from airflow_saga.core.records import ActionRecord, ActionRow, Applied, Intent, Outcome, SagaRow, StepRow
+from airflow_saga.core.states import ActionState, Effect
+from airflow_saga.runtime import codec
+from airflow_saga.runtime.drive import Ask, Begin, Op, Pause, Perform, Probe, Retry, drive, drive_async
+from airflow_saga.runtime.journal import Journal
+from airflow_saga.runtime.ports import Limits
+from airflow_saga.runtime.replay import Replay
+from airflow_saga.runtime.secrecy import KnownSecrets
+from airflow_saga.store.late import LateVerbs
+from airflow_saga.store.steps import StepVerbs
+
+current_action: contextvars.ContextVar[str | None] = contextvars.ContextVar("current_action", default=None)
+"""The action (or compensation) whose code is running in this context, if any."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call as the body made it, ready for the log."""
+
+    action: Action[Any, Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    params: dict[str, Any]
+    intent: Intent
+
+    @property
+    def read_only(self) -> bool:
+        return self.action.effect is Effect.READ_ONLY
+
+
+class Recorder:
+    """See the module. One per step process."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        saga: SagaRow,
+        step: StepRow,
+        replay: Replay,
+        secrets: KnownSecrets,
+        limits: Limits,
+    ) -> None:
+        self.journal = journal
+        self.saga = saga
+        self.step = step
+        self.replay = replay
+        self.secrets = secrets
+        self.limits = limits
+        self.tries_before: dict[int, int] = {}
+        """Tries that do not count any more, per seq: a clear grants new ones."""
+
+    def call(self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What ``action(…)`` does inside a step; a coroutine for an async action."""
+        inside = current_action.get()
+        if inside is not None:
+            raise NestedActionError(
+                f"{action.name} was called inside {inside}; nothing was called. An action records one call to the "
+                f"outside world: call {action.name}.fn(…) there, or call both in the body of the step."
+            )
+        if not action.registered:
+            raise NotRegisteredError(
+                f"action {action.name} was made after the DAG file was loaded, so no undo could find it; nothing was "
+                f"called. Move its @action to the top level of the DAG file or of a module it imports."
+            )
+        told = self._tell(action, args, kwargs)
+        return drive_async(told, self) if action.is_async else drive(told, self)
+
+    # -- the story of one call ----------------------------------------------------------------------------------------
+
+    def _tell(
+        self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Generator[Op, Any, Any]:
+        self.journal.check()
+        params = action.bind(args, kwargs)
+        text = codec.encode(params, secrets=self.secrets.pattern(), max_bytes=self.limits.max_value_bytes)
+        mark = codec.fingerprint(action.name, action.version, text)
+        alone = len(self.journal.calls) == 0
+        row, seq = self.replay.match(action.name, mark, alone=alone)
+        call = _Call(
+            action, args, kwargs, params, self._intent(action, text, mark, seq, row, parallel=not alone)
+        )
+        if row is None:
+            if call.read_only:
+                return (yield from self._read(call))
+            yield Begin(call.intent)
+            return (yield from self._perform(call, 1))
+        if row.state == ActionState.DONE:
+            return self._replayed(call, row)
+        return (yield from self._resume(call, row))
+
+    def _intent(
+        self,
+        action: Action[Any, Any],
+        text: str,
+        mark: str,
+        seq: int,
+        row: ActionRow | None,
+        *,
+        parallel: bool,
+    ) -> Intent:
+        step = self.step
+        if action.idempotent:
+            self.journal.idempotent_seqs.add(seq)
+        return Intent(
+            seq=seq,
+            name=action.name,
+            version=action.version,
+            effect=action.effect.value,
+            fingerprint=mark,
+            key=row.key
+            if row is not None
+            else action_key(self.saga.saga_uuid, step.task_id, step.map_index, step.generation, seq),
+            params=text,
+            timeout_seconds=action.timeout.total_seconds(),
+            settle_after_seconds=action.settle_after.total_seconds(),
+            parallel=parallel,
+            action_id=row.action_id if row is not None else None,
+            idempotent=action.idempotent,
+            key_lifetime_seconds=action.key_lifetime.total_seconds() if action.key_lifetime else None,
+            max_tries=action.retry.tries + self.tries_before.get(seq, 0),
+        )
+
+    def _replayed(self, call: _Call, row: ActionRow) -> Any:
+        if row.result_lost:
+            raise ResultNotStoredError(
+                f"{call.action.name} took effect in an earlier attempt, but its result could not be stored; "
+                f"it is not called again. It can be undone."
+            )
+        return None if row.result is None else codec.decode(row.result)
+
+    def _perform(self, call: _Call, tries: int) -> Generator[Op, Any, Any]:
+        """The intent is committed: make the call, keep what became of it, try again where that is safe."""
+        action = call.action
+        while True:
+            try:
+                result = yield Perform(
+                    call.action, call.args, call.kwargs, call.intent.key, call.intent.seq, tries
+                )
+            except NotApplied as no:
+                self._ended(call, tries, ActionState.FAILED, error=no, own=True)
+                if tries >= call.intent.max_tries:
+                    raise
+                yield Pause(action.retry.pause_seconds(tries))
+                tries = yield Retry(call.intent)
+            except ActionTimedOut as late:  # the journal has written IN_DOUBT before it raised this
+                if late.answered:
+                    return (yield from self._answered_late(call, tries, late.result))
+                self.replay.remember_doubt(action.name, call.intent.fingerprint, call.intent.seq)
+                return (yield from self._find_out(call, tries, late))
+            except Exception as problem:
+                self._ended(call, tries, ActionState.IN_DOUBT, error=problem, own=False)
+                return (yield from self._find_out(call, tries, problem))
+            except BaseException as cut:
+                self._ended(call, tries, ActionState.IN_DOUBT, error=cut, own=False)
+                raise
+            else:
+                return self._succeeded(call, tries, result)
+
+    def _succeeded(self, call: _Call, tries: int, result: Any) -> Any:
+        self.replay.forget_doubt(call.action.name, call.intent.fingerprint)
+        outcome, problem = self._done(call, tries, result)
+        self.journal.outcome(outcome)
+        return _result_or_raise(call, result, problem)
+
+    def _done(self, call: _Call, tries: int, result: Any) -> tuple[Outcome, ValueNotKeptError | None]:
+        """The outcome of a call that returned; if its result cannot be kept, the effect is recorded all the same."""
+        try:
+            text, masked = codec.encode_masked(
+                result, self.secrets.pattern(), max_bytes=self.limits.max_value_bytes
+            )
+        except ValueNotKeptError as problem:
+            lost = self.secrets.scrub(f"result not stored: {problem}")
+            done = Outcome(call.intent.seq, ActionState.DONE, result_lost=True, error=lost, tries=tries)
+            return done, problem
+        note = f"masked: {', '.join(masked)}" if masked else None
+        stored = text if result is not None else None
+        return Outcome(call.intent.seq, ActionState.DONE, stored, error=note, tries=tries), None
+
+    def _answered_late(self, call: _Call, tries: int, result: Any) -> Generator[Op, Any, Any]:
+        """It was abandoned, and ended all the same: what is known for certain is kept."""
+        outcome, problem = self._done(call, tries, result)
+        idempotent = call.action.idempotent
+        yield Ask(lambda c: LateVerbs(c).record_late(self.step, outcome, idempotent=idempotent))
+        return _result_or_raise(call, result, problem)
+
+    def _ended(self, call: _Call, tries: int, state: ActionState, *, error: BaseException, own: bool) -> None:
+        if state is ActionState.IN_DOUBT:
+            self.replay.remember_doubt(call.action.name, call.intent.fingerprint, call.intent.seq)
+        text = self.secrets.scrub(f"{type(error).__name__}: {error}")[:2000]
+        self.journal.outcome(Outcome(call.intent.seq, state, error=text, own=own, tries=tries))
+
+    # -- in doubt -----------------------------------------------------------------------------------------------------
+
+    def _resume(self, call: _Call, row: ActionRow) -> Generator[Op, Any, Any]:
+        """An earlier attempt began this call and did not finish it well."""
+        if row.state == ActionState.FAILED:
+            if row.tries >= call.intent.max_tries:
+                raise ActionFailedError(
+                    f"{call.action.name} did not take effect in {row.tries} tries ({row.error}); none is left. "
+                    f"Clear the task to grant new ones."
+                )
+            tries = yield Retry(call.intent)
+            return (yield from self._perform(call, tries))
+        doubt = InDoubtError(
+            f"{call.action.name} (action {row.action_id}, key {row.key}) began in an earlier attempt and nobody knows "
+            f"whether it took effect ({row.error or 'no outcome was recorded'}). Look it up, then say so: airflow saga "
+            f"resolve {self.saga.dag_id} {self.saga.run_id} {row.action_id} --happened | --did-not-happen --note …"
+        )
+        return (yield from self._find_out(call, row.tries, doubt))
+
+    def _find_out(self, call: _Call, tries: int, problem: BaseException) -> Generator[Op, Any, Any]:
+        """Wait until nothing of it can land any more, ask the world, and only then decide. See PROTOCOL 9."""
+        action = call.action
+        if action.verify is None and not (action.idempotent and tries < call.intent.max_tries):
+            raise problem
+        row = yield from self._wait_out(call)
+        if row.state == ActionState.DONE:
+            return self._replayed(call, row)
+        if row.state == ActionState.IN_DOUBT and action.verify is not None:
+            answer = yield Probe(action.verify, self._record(call, row), action.timeout.total_seconds())
+            if isinstance(answer, Applied):
+                return (yield from self._applied(call, row, answer))
+            if isinstance(answer, NotApplied):
+                yield Ask(
+                    lambda c: StepVerbs(c).verified_if_held(
+                        self.step, row.action_id, "FAILED", None, "verify: no"
+                    )
+                )
+                row = replace(row, state=ActionState.FAILED.value)
+        if row.state == ActionState.IN_DOUBT and not action.idempotent:
+            raise problem
+        if tries >= call.intent.max_tries:
+            raise problem
+        self.replay.forget_doubt(action.name, call.intent.fingerprint)
+        yield Pause(action.retry.pause_seconds(tries))
+        tries = yield Retry(call.intent)
+        return (yield from self._perform(call, tries))
+
+    def _wait_out(self, call: _Call) -> Generator[Op, Any, ActionRow]:
+        """Until A1 says that no attempt of this action can take effect any more."""
+        deadline = (
+            time.monotonic() + 2 * (call.intent.timeout_seconds + call.intent.settle_after_seconds) + 60
+        )
+        while True:
+            row, now = yield Ask(lambda c: _row_and_clock(StepVerbs(c), self.step, call.intent.seq))
+            if row.lands_by is None or row.lands_by <= now:
+                return row  # type: ignore[no-any-return]
+            if time.monotonic() > deadline:
+                raise InDoubtError(
+                    f"{call.action.name}: the wait for its last attempt did not end; it is in doubt"
+                )
+            yield Pause(min((row.lands_by - now).total_seconds() + 0.01, 5.0))
+
+    def _applied(self, call: _Call, row: ActionRow, answer: Applied) -> Generator[Op, Any, Any]:
+        self.replay.forget_doubt(call.action.name, call.intent.fingerprint)
+        text, lost = None, False
+        if answer.result is not None:
+            try:
+                text, _ = codec.encode_masked(
+                    answer.result, self.secrets.pattern(), max_bytes=self.limits.max_value_bytes
+                )
+            except ValueNotKeptError:
+                lost = True
+        yield Ask(
+            lambda c: StepVerbs(c).verified_if_held(
+                self.step, row.action_id, "DONE", text, "verify: yes", lost
+            )
+        )
+        if lost:
+            raise ResultNotStoredError(
+                f"{call.action.name} took effect, but what its probe found cannot be stored"
+            )
+        return answer.result
+
+    def _record(self, call: _Call, row: ActionRow) -> ActionRecord:
+        return ActionRecord(
+            dag_id=self.saga.dag_id,
+            run_id=self.saga.run_id,
+            task_id=self.step.task_id,
+            map_index=self.step.map_index,
+            name=row.name,
+            version=row.version,
+            params=call.params,
+            result=None,
+            key=row.key,
+            undo_key=undo_key(self.saga.saga_uuid, row.key, row.reopened),
+            in_doubt=True,
+        )
+
+    # -- READ_ONLY ----------------------------------------------------------------------------------------------------
+
+    def _read(self, call: _Call) -> Generator[Op, Any, Any]:
+        """No intent: nothing can be left behind. Its result is written with the next intent or within half a second."""
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                result = yield Perform(call.action, call.args, call.kwargs, call.intent.key, None, tries)
+            except (Exception, ActionTimedOut) as failure:
+                if tries < call.intent.max_tries:
+                    yield Pause(call.action.retry.pause_seconds(tries))
+                    continue
+                text = self.secrets.scrub(f"{type(failure).__name__}: {failure}")[:2000]
+                self.journal.reading((call.intent, Outcome(call.intent.seq, ActionState.FAILED, error=text)))
+                raise
+            outcome, problem = self._done(call, tries, result)
+            self.journal.reading((call.intent, outcome))
+            return _result_or_raise(call, result, problem)
+
+
+def _result_or_raise(call: _Call, result: Any, problem: ValueNotKeptError | None) -> Any:
+    if problem is not None:
+        raise ResultNotStoredError(
+            f"{call.action.name} took effect, but its result cannot be stored: {problem}. The undo can still undo it."
+        ) from problem
+    return result
+
+
+def _row_and_clock(verbs: StepVerbs, step: StepRow, seq: int) -> tuple[ActionRow, datetime]:
+    row = verbs.recorded_action(step, seq)
+    assert row is not None
+    return row, verbs.clock()

@@ -1,0 +1,90 @@
+"""Which recorded action a call of this attempt is: the one at its place, or none.
+
+A call is recognised by (name, fingerprint, n-th occurrence). Calls that were made one after the other must also come
+in the order in which they are recorded; a call made while another is under way may come in any order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+from airflow_saga.core.errors import InDoubtError, SagaDivergedError
+from airflow_saga.core.records import ActionRow
+from airflow_saga.core.states import ActionState, Effect
+
+
+class Replay:
+    """The recorded actions of this generation, handed out as the body asks for them."""
+
+    def __init__(self, recorded: Iterable[ActionRow], label: str) -> None:
+        self._lock = threading.Lock()
+        self._label = label
+        self._by_call: dict[tuple[str, str], deque[ActionRow]] = {}
+        self._in_order: deque[ActionRow] = deque()
+        self._doubtful: dict[tuple[str, str], int] = {}
+        self._taken: set[int] = set()
+        self._next_seq = 1
+        for row in recorded:
+            self._next_seq = max(self._next_seq, row.seq + 1)
+            if row.twin_of is not None or (
+                row.effect == Effect.READ_ONLY and row.state == ActionState.FAILED
+            ):
+                continue
+            self._by_call.setdefault((row.name, row.fingerprint), deque()).append(row)
+            if not row.parallel:
+                self._in_order.append(row)
+
+    def match(self, name: str, fingerprint: str, *, alone: bool) -> tuple[ActionRow | None, int]:
+        """The recorded action this call is, and its seq; a new seq if it is a new one.
+
+        :param alone: no other call of the step is under way, so the recorded order is expected.
+        :raises SagaDivergedError: the log holds another action at this place.
+        :raises InDoubtError: the same call is in doubt already in this attempt.
+        """
+        with self._lock:
+            doubtful = self._doubtful.get((name, fingerprint))
+            if doubtful is not None:
+                raise InDoubtError(
+                    f"{self._label}: {name} with the same arguments is in doubt already (action {doubtful} of this "
+                    f"step), so it is not called again; nobody knows whether it took effect"
+                )
+            expected = self._expected()
+            rows = self._by_call.get((name, fingerprint))
+            row = rows.popleft() if rows else None
+            if (
+                alone
+                and expected is not None
+                and (row is None or (not row.parallel and row.seq != expected.seq))
+            ):
+                asked = f"{name} (fingerprint {fingerprint[:12]})"
+                raise SagaDivergedError(
+                    f"{self._label}: the log holds {expected.name} (fingerprint {expected.fingerprint[:12]}) as action "
+                    f"{expected.seq}, the step now asks for {asked}. Its code or its inputs have changed since. "
+                    f"Undo the saga and run it again, or bring the old code back and clear the task."
+                )
+            if row is not None:
+                self._taken.add(row.seq)
+                return row, row.seq
+            seq = self._next_seq
+            self._next_seq += 1
+            return None, seq
+
+    def _expected(self) -> ActionRow | None:
+        """The next recorded sequential action; one that proved to have no effect may be left out by the body."""
+        while self._in_order:
+            row = self._in_order[0]
+            if row.seq in self._taken or row.state == ActionState.FAILED:
+                self._in_order.popleft()
+                continue
+            return row
+        return None
+
+    def remember_doubt(self, name: str, fingerprint: str, seq: int) -> None:
+        with self._lock:
+            self._doubtful[name, fingerprint] = seq
+
+    def forget_doubt(self, name: str, fingerprint: str) -> None:
+        with self._lock:
+            self._doubtful.pop((name, fingerprint), None)
