@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.airflow import RunningAirflow
+from tests.support.airflow_api import PATIENCE
 from tests.support.airflow_factory import AirflowFactory, FreshAirflows
 from tests.support.postgres import PostgresServer
 from tests.support.wheel import wheel_environment
 
 DAGS = Path(__file__).parent / "dags"
-TEST_TIMEOUT_SECONDS = 300
+TEST_TIMEOUT_SECONDS = 300 * PATIENCE
 _began = pytest.StashKey[float]()
 
 
