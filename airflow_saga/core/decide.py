@@ -73,6 +73,11 @@ def decide_attach(
         return verdict
     if step is None:
         return AttachDecision(Go.START)
+    if step.state != StepState.SUCCEEDED and attempt.try_number < step.try_number:
+        return AttachDecision(
+            Go.REFUSE,
+            f"{attempt.label}: try {attempt.try_number} comes after try {step.try_number} had begun; fenced",
+        )
     if step.state in (StepState.RUNNING, StepState.STOPPED):
         return _resume_verdict(attempt, step, lease_is_live)
     if step.state == StepState.SUCCEEDED:
@@ -129,11 +134,6 @@ def _upstream_verdict(attempt: Attempt, upstream: Sequence[StepRow]) -> AttachDe
 
 
 def _resume_verdict(attempt: Attempt, step: StepRow, lease_is_live: bool) -> AttachDecision:
-    if attempt.try_number < step.try_number:
-        return AttachDecision(
-            Go.REFUSE,
-            f"{attempt.label}: try {attempt.try_number} comes after try {step.try_number} had begun; fenced",
-        )
     if step.state == StepState.RUNNING and attempt.ti_id == step.ti_id and lease_is_live:
         return AttachDecision(
             Go.REFUSE,

@@ -123,13 +123,21 @@ def move_triggers() -> Iterator[str]:
         moves = sorted(f"{move.source or ''}>{move.target}" for move in MOVES[machine])
         function = sql.Identifier(f"check_move_of_{table}")
         on = sql.Identifier("airflow_saga", table)
-        yield sql.SQL(_MOVE_CHECK).format(
-            function=function,
-            moves=sql.Literal(sorted(set(moves))),
-            more=sql.SQL(_ACTION_CHECK if table == "action" else ""),
-        ).as_string(None)
+        yield (
+            sql.SQL(_MOVE_CHECK)
+            .format(
+                function=function,
+                moves=sql.Literal(sorted(set(moves))),
+                more=sql.SQL(_ACTION_CHECK if table == "action" else ""),
+            )
+            .as_string(None)
+        )
         yield sql.SQL("DROP TRIGGER IF EXISTS moves_only_by_its_table ON {on}").format(on=on).as_string(None)
-        yield sql.SQL(
-            "CREATE TRIGGER moves_only_by_its_table BEFORE INSERT OR UPDATE OF state ON {on} "
-            "FOR EACH ROW EXECUTE FUNCTION airflow_saga.{function}()"
-        ).format(on=on, function=function).as_string(None)
+        yield (
+            sql.SQL(
+                "CREATE TRIGGER moves_only_by_its_table BEFORE INSERT OR UPDATE OF state ON {on} "
+                "FOR EACH ROW EXECUTE FUNCTION airflow_saga.{function}()"
+            )
+            .format(on=on, function=function)
+            .as_string(None)
+        )

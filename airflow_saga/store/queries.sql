@@ -98,7 +98,7 @@ ON CONFLICT ON CONSTRAINT one_saga_per_run DO NOTHING
 RETURNING saga_id;
 
 -- name: move_saga
--- deadline_seconds NULL leaves the deadline alone; it is never shorter than what may still land.
+-- The deadline of a stop is never sooner than what may still land.
 UPDATE airflow_saga.saga
 SET state = %(state)s, mode = %(mode)s, cause = %(cause)s, actor = %(actor)s, reason = %(reason)s,
     stop_clear_number = greatest(stop_clear_number, %(stop_clear_number)s),
@@ -106,8 +106,13 @@ SET state = %(state)s, mode = %(mode)s, cause = %(cause)s, actor = %(actor)s, re
     deadline_at = CASE WHEN %(state)s <> 'CANCELLING' THEN NULL ELSE greatest(
         clock_timestamp() + make_interval(secs => cancel_deadline_seconds),
         (SELECT max(lands_by) + interval '15 seconds' FROM airflow_saga.action a
-         WHERE a.saga_id = saga.saga_id AND a.state = 'PENDING')) END,
+         WHERE a.saga_id = saga.saga_id AND a.residual)) END,
     changed_at = clock_timestamp()
+WHERE saga_id = %(saga_id)s;
+
+-- name: stop_saga_again
+UPDATE airflow_saga.saga
+SET stop_now = stop_now OR %(stop_now)s, stop_clear_number = greatest(stop_clear_number, %(stop_clear_number)s)
 WHERE saga_id = %(saga_id)s;
 
 -- name: attach_saga

@@ -28,7 +28,7 @@ from airflow_saga.core.states import (
 )
 from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
-from airflow_saga.store.rows import first, many, note, one, wake
+from airflow_saga.store.rows import dicts, first, many, note, one, wake
 
 _HINTS = (RequestState.HINTED, RequestState.HELD)
 
@@ -108,6 +108,52 @@ def insert_request(
         request_id=row.request_id,
     )
     return row
+
+
+def widen_request(
+    connection: psycopg.Connection,
+    request: RequestRow,
+    *,
+    scope: Mapping[int, int] | None,
+    cause: str,
+    actor: str,
+    reason: str | None,
+    clear_number: int,
+    stop_now: bool = False,
+) -> RequestRow:
+    """A later wish joins a request that is not frozen yet: the union of both scopes (None: whole run), the higher cause."""
+    there = dicts(connection, Q.scope_of_request, {"request_id": request.request_id})
+    known = {row["step_id"]: row["from_seq"] for row in there}
+    wider = scope is None and not request.whole_run
+    for step_id, from_seq in (scope or {}).items():
+        if not request.whole_run and known.get(step_id, from_seq + 1) > from_seq:
+            wider = True
+            values = {"request_id": request.request_id, "step_id": step_id, "from_seq": from_seq}
+            connection.execute(Q.insert_scope, values)
+    raises = CAUSE_RANK.get(cause, 0) > CAUSE_RANK.get(request.cause, 0)
+    queued = request.state == RequestState.QUEUED
+    widened = one(
+        connection,
+        RequestRow,
+        Q.widen_request,
+        {
+            "request_id": request.request_id,
+            "state": RequestState.QUEUED if queued else RequestState.REQUESTED,
+            "whole_run": scope is None,
+            "cause": cause if raises else request.cause,
+            "actor": actor if raises else request.actor,
+            "reason": reason if raises else request.reason,
+            "clear_number": clear_number,
+            "stop_now": stop_now,
+        },
+    )
+    assert widened is not None
+    if wider or raises or widened.state != request.state or widened.stop_now != request.stop_now:
+        detail = f"number {request.number}, cause {cause}" + (f": {reason}" if reason else "")
+        note(
+            connection, "undo widened", actor, detail, saga_id=request.saga_id, request_id=request.request_id
+        )
+    return widened
 
 
 def move_saga(
@@ -225,122 +271,72 @@ class RequestVerbs:
     ) -> Decision:
         where = f"{saga.dag_id} / {saga.run_id}"
         if saga.state == SagaState.CANCELLED:
-            return Decision(
-                Verdict.CANCELLED, f"{where} is already cancelled, by {saga.actor or 'the product'}", saga
-            )
+            message = f"{where} is already cancelled, by {saga.actor or 'the product'}"
+            return Decision(Verdict.CANCELLED, message, saga)
         stop: dict[str, Any] = {
             "cause": cause,
             "actor": actor,
             "reason": reason,
-            "stop_clear_number": clear_number,
+            "stop_clear_number": max(clear_number, saga.clear_number),
         }
         if saga.state == SagaState.PENDING:
             move_saga(self.connection, saga, SagaState.CANCELLED, **stop)
-            return Decision(
-                Verdict.NOTHING, f"{where} is cancelled; no step had begun, there is nothing to undo", saga
-            )
-        request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
-        if (
-            saga.state == SagaState.CANCELLING
-            and saga.mode == Mode.UNDO
-            and request is not None
-            and request.whole_run
-        ):
-            return self._join(saga, request, cause, actor, reason, clear_number, stop_now)
+            message = f"{where} is cancelled; no step had begun, there is nothing to undo"
+            return Decision(Verdict.NOTHING, message, saga)
         ask: dict[str, Any] = {
+            "scope": None,
             "cause": cause,
             "actor": actor,
             "reason": reason,
             "clear_number": clear_number,
             "stop_now": stop_now,
         }
+        request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
+        queued = one(self.connection, RequestRow, Q.queued_request, {"saga_id": saga.saga_id})
         verdict = Verdict.CANCELLING
         if request is None:
-            request = insert_request(self.connection, saga, scope=None, **ask)
-        elif request.state == RequestState.FROZEN:
-            queued = one(self.connection, RequestRow, Q.queued_request, {"saga_id": saga.saga_id})
-            if queued is not None:
-                message = (
-                    f"{where}: {queued.actor} has already asked for the undo of the whole run, it is queued"
-                )
-                return Decision(Verdict.ALREADY, message, saga, queued)
-            request = insert_request(self.connection, saga, scope=None, state=RequestState.QUEUED, **ask)
-            verdict = Verdict.QUEUED
+            request = insert_request(self.connection, saga, **ask)
+        elif saga.state == SagaState.CANCELLING and saga.mode == Mode.UNDO and request.whole_run:
+            return self._join(saga, request, ask)
+        elif request.state != RequestState.FROZEN:
+            request = widen_request(self.connection, request, **ask)
+        elif queued is not None and queued.whole_run:
+            return self._join(saga, queued, ask)
         else:
-            request = self._widen(request, **ask)
+            verdict = Verdict.QUEUED
+            if queued is not None:
+                request = widen_request(self.connection, queued, **ask)
+            else:
+                request = insert_request(self.connection, saga, state=RequestState.QUEUED, **ask)
         if saga.state != SagaState.CANCELLING or saga.mode != Mode.UNDO:
-            move_saga(self.connection, saga, SagaState.CANCELLING, mode=Mode.UNDO, stop_now=stop_now, **stop)
+            now = stop_now or saga.stop_now
+            move_saga(self.connection, saga, SagaState.CANCELLING, mode=Mode.UNDO, stop_now=now, **stop)
         wake(self.connection, saga.saga_id, "cancel")
         return Decision(verdict, f"{where} is being stopped and undone, asked for by {actor}", saga, request)
 
-    def _join(
-        self,
-        saga: SagaRow,
-        request: RequestRow,
-        cause: str,
-        actor: str,
-        reason: str | None,
-        clear_number: int,
-        stop_now: bool,
-    ) -> Decision:
+    def _join(self, saga: SagaRow, request: RequestRow, ask: dict[str, Any]) -> Decision:
         """The whole run is being undone already: at most this one raises the cause, or adds "now"."""
-        raises = CAUSE_RANK.get(cause, 0) > CAUSE_RANK.get(request.cause, 0)
-        if request.state == RequestState.REQUESTED and (raises or (stop_now and not request.stop_now)):
-            request = self._widen(
-                request, cause=cause, actor=actor, reason=reason, clear_number=clear_number, stop_now=stop_now
-            )
-        if stop_now and not saga.stop_now:
-            move_saga(
-                self.connection,
-                saga,
-                saga.state,
-                mode=saga.mode,
-                cause=saga.cause,
-                actor=saga.actor,
-                reason=saga.reason,
-                stop_now=True,
-            )
-            note(self.connection, "stop now", actor, reason, saga_id=saga.saga_id)
-            wake(self.connection, saga.saga_id, "cancel")
-        message = f"{saga.dag_id} / {saga.run_id} is being undone already, asked for by {request.actor}"
+        first_actor = request.actor
+        if request.state != RequestState.FROZEN:
+            request = widen_request(self.connection, request, **ask)
+        self._stop_again(saga, ask["actor"], ask["reason"], ask["clear_number"], ask["stop_now"])
+        what = (
+            "its undo is queued already"
+            if request.state == RequestState.QUEUED
+            else "is being undone already"
+        )
+        message = f"{saga.dag_id} / {saga.run_id} {what}, asked for by {first_actor}"
         return Decision(Verdict.ALREADY, message, saga, request)
 
-    def _widen(
-        self,
-        request: RequestRow,
-        *,
-        cause: str,
-        actor: str,
-        reason: str | None,
-        clear_number: int,
-        stop_now: bool,
-    ) -> RequestRow:
-        higher = CAUSE_RANK.get(cause, 0) >= CAUSE_RANK.get(request.cause, 0)
-        widened = one(
-            self.connection,
-            RequestRow,
-            Q.widen_request,
-            {
-                "request_id": request.request_id,
-                "state": RequestState.REQUESTED,
-                "whole_run": True,
-                "cause": cause if higher else request.cause,
-                "actor": actor if higher else request.actor,
-                "reason": reason if higher else request.reason,
-                "clear_number": clear_number,
-                "stop_now": stop_now,
-            },
-        )
-        assert widened is not None
-        note(
-            self.connection,
-            "undo widened",
-            actor,
-            reason,
-            saga_id=request.saga_id,
-            request_id=request.request_id,
-        )
-        return widened
+    def _stop_again(
+        self, saga: SagaRow, actor: str, reason: str | None, clear_number: int, stop_now: bool
+    ) -> None:
+        """A second decision to stop: attempts of a clear in between are stopped too, and "now" is never taken back."""
+        values = {"saga_id": saga.saga_id, "stop_clear_number": clear_number, "stop_now": stop_now}
+        self.connection.execute(Q.stop_saga_again, values)
+        if stop_now and not saga.stop_now:
+            note(self.connection, "stop now", actor, reason, saga_id=saga.saga_id)
+            wake(self.connection, saga.saga_id, "cancel")
 
     def _keep(
         self, saga: SagaRow, actor: str, reason: str | None, clear_number: int, stop_now: bool
@@ -350,15 +346,20 @@ class RequestVerbs:
             "cause": Cause.USER,
             "actor": actor,
             "reason": reason,
-            "stop_clear_number": clear_number,
+            "stop_clear_number": max(clear_number, saga.clear_number),
         }
         if saga.state == SagaState.PENDING:
             move_saga(self.connection, saga, SagaState.CANCELLED, **stop)
             return Decision(Verdict.NOTHING, f"{where} is cancelled; no step had begun", saga)
+        if saga.state == SagaState.CANCELLED:
+            message = f"{where} is already cancelled, by {saga.actor or 'the product'}"
+            return Decision(Verdict.CANCELLED, message, saga)
+        if saga.mode == Mode.KEEP:
+            self._stop_again(saga, actor, reason, clear_number, stop_now)
+            message = f"{where} is being stopped already and its effects are kept, asked for by {saga.actor}"
+            return Decision(Verdict.ALREADY, message, saga)
         if saga.state != SagaState.RUNNING:
-            message = (
-                f"{where} is {saga.state}, {saga.mode or ''} decided by {saga.actor}; it cannot be kept now"
-            )
+            message = f"{where} is being undone already, asked for by {saga.actor}; it cannot be kept now"
             return Decision(Verdict.ALREADY, message, saga)
         request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
         if request is not None:

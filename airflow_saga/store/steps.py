@@ -13,10 +13,10 @@ import psycopg
 from airflow_saga.core.decide import AttachDecision, Go, decide_attach
 from airflow_saga.core.plan import comes_after
 from airflow_saga.core.records import ActionRow, Attempt, Intent, Outcome, RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import ActionState, Cause, RequestState, SagaState
+from airflow_saga.core.states import ActionState, Cause, RequestState, SagaState, StepState
 from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
-from airflow_saga.store.requests import insert_request
+from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
 
 Reading = tuple[Intent, Outcome]
@@ -84,6 +84,9 @@ class StepVerbs:
             decision = decide_attach(attempt, saga, step, upstream, covering, live)
             if decision.go in (Go.WAIT, Go.REFUSE):
                 return Attached(decision, saga, step, request=covering or request)
+            if decision.go is Go.REDO:
+                assert step is not None
+                return self._redo(attempt, saga, step, request)
             saga = self._enter(attempt, saga, request)
             if decision.go is Go.REPLAY:
                 assert step is not None
@@ -92,9 +95,6 @@ class StepVerbs:
                     {"step_id": step.step_id, "clear_number": attempt.clear_number, "ti_id": attempt.ti_id},
                 )
                 return Attached(decision, saga, step)
-            if decision.go is Go.REDO:
-                assert step is not None
-                return self._redo(attempt, saga, step)
             return self._take(attempt, saga, step, decision)
 
     def _saga_of(self, attempt: Attempt) -> SagaRow:
@@ -200,11 +200,11 @@ class StepVerbs:
         )
         return Attached(decision, saga, taken, tuple(recorded))
 
-    def _redo(self, attempt: Attempt, saga: SagaRow, step: StepRow) -> Attached:
-        """A finished step was cleared: it, and every later step that acted, must be undone before it runs anew."""
+    def _redo(self, attempt: Attempt, saga: SagaRow, step: StepRow, request: RequestRow | None) -> Attached:
+        """A finished step was cleared: it, and every later step that was cleared too, is undone before it runs anew."""
         steps = many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga.saga_id})
-        later = [other for other in steps if comes_after(other, step)]
         cleared = attempt.others_cleared or frozenset()
+        later = [other for other in steps if comes_after(other, step)]
         standing = [other.label for other in later if other.label not in cleared and self._stands(other)]
         if standing:
             message = (
@@ -212,21 +212,29 @@ class StepVerbs:
                 f"{', '.join(standing)}. Clear them too, then clear this task again."
             )
             return Attached(AttachDecision(Go.REFUSE, message), saga, step)
-        request = insert_request(
-            self.connection,
-            saga,
-            scope={other.step_id: 0 for other in [step, *later]},
-            cause=Cause.REDO,
-            actor="airflow",
-            reason=f"{attempt.step_label} was cleared",
-            clear_number=attempt.clear_number,
-        )
+        if request is not None and request.state == RequestState.FROZEN:
+            message = f"{attempt.label}: it was cleared after it had finished; another undo has to end first"
+            return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
+        saga = self._enter(attempt, saga, request)
+        scope = {other.step_id: 0 for other in later if other.label in cleared} | {step.step_id: 0}
+        ask: dict[str, Any] = {
+            "scope": scope,
+            "cause": Cause.REDO,
+            "actor": "airflow",
+            "reason": f"{attempt.step_label} was cleared",
+            "clear_number": attempt.clear_number,
+        }
+        if request is not None and request.state == RequestState.REQUESTED:
+            request = widen_request(self.connection, request, **ask)
+        else:
+            request = insert_request(self.connection, saga, **ask)
         wake(self.connection, saga.saga_id, "undo")
         message = f"{attempt.label}: it was cleared after it had finished; its effects are undone first"
         return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
 
     def _stands(self, step: StepRow) -> bool:
-        return bool(
+        """It acted, or may be about to: an undo below its feet would break the order."""
+        return step.state == StepState.RUNNING or bool(
             (first(self.connection, Q.step_has_residual, {"step_id": step.step_id}) or {}).get("stands")
         )
 
@@ -250,7 +258,11 @@ class StepVerbs:
 
     @retried
     def write_forward(
-        self, step: StepRow, outcomes: Sequence[Outcome], intents: Sequence[Intent], readings: Sequence[Reading] = ()
+        self,
+        step: StepRow,
+        outcomes: Sequence[Outcome],
+        intents: Sequence[Intent],
+        readings: Sequence[Reading] = (),
     ) -> Written:
         """How calls ended, what READ_ONLY calls said, and which calls may begin: one commit, usually one statement."""
         births = [(intent, None) for intent in intents] + list(readings)
@@ -395,7 +407,9 @@ _NO_BIRTH: dict[str, Any] = {
 }
 
 
-def _write(step: StepRow, outcome: Outcome | None, birth: tuple[Intent, Outcome | None] | None) -> dict[str, Any]:
+def _write(
+    step: StepRow, outcome: Outcome | None, birth: tuple[Intent, Outcome | None] | None
+) -> dict[str, Any]:
     write = {**_held(step), "generation": step.generation, **_NO_OUTCOME, **_NO_BIRTH}
     if outcome is not None:
         write["ended_seq"] = outcome.seq
