@@ -51,6 +51,7 @@ LAYERS = {
                 "operators",
                 "plugin",
                 "settings",
+                "trigger",
             }
         ),
         None,

@@ -1,0 +1,1 @@
+"""The verbs of the product as commands: ``airflow saga …``."""

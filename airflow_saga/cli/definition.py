@@ -1,0 +1,139 @@
+"""Which commands there are. Airflow asks at every ``airflow …``, so nothing here is imported but its own parser parts.
+
+One verb here is one verb of the API and one button of the tab, by the same name.
+"""
+
+from __future__ import annotations
+
+from airflow.cli.cli_config import (
+    ARG_VERBOSE,
+    ActionCommand,
+    Arg,
+    CLICommand,
+    GroupCommand,
+    lazy_load_command,
+    positive_int,
+)
+
+from airflow_saga.core.states import SagaState
+
+_COMMANDS = "airflow_saga.cli.commands"
+
+ARG_DAG_ID = Arg(("dag_id",), help="The id of the saga DAG, not of its compensation DAG")
+ARG_RUN_ID = Arg(("run_id",), help="The id of the DAG run")
+ARG_ACTION = Arg(
+    ("action",), type=positive_int(allow_zero=False), help="The number that `show` gives the action"
+)
+ARG_OUTPUT = Arg(
+    ("-o", "--output"),
+    help="For people (table), or for programs: json, yaml (default: table)",
+    choices=("table", "json", "yaml"),
+    default="table",
+)
+ARG_REASON = Arg(("--reason",), help="Why, for those who read the timeline later")
+ARG_NOW = Arg(
+    ("--now",),
+    help="Abandon the call under way, which is in doubt then, instead of letting it end",
+    action="store_true",
+)
+ARG_KEEP = Arg(
+    ("--keep",), help="Only stop: keep the effects, to be resumed or undone later", action="store_true"
+)
+ARG_PLAN = Arg(
+    ("--plan",),
+    metavar="HASH",
+    help="Undo exactly what `plan` showed, or refuse if something has moved since",
+)
+ARG_UNDONE = Arg(("--undone",), help="Its effect is undone, by hand", action="store_true")
+ARG_ACCEPTED = Arg(("--accepted",), help="Its effect stands, and may", action="store_true")
+# False: not given; None: given without a result. Airflow's Arg knows no `const`.
+ARG_HAPPENED = Arg(
+    ("--happened",),
+    metavar="JSON",
+    nargs="?",
+    default=False,
+    help="An action in doubt did take effect; its result, as JSON, for the step that goes on and for the undo",
+)
+ARG_DID_NOT_HAPPEN = Arg(
+    ("--did-not-happen",), help="An action in doubt did not take effect", action="store_true"
+)
+ARG_NOTE = Arg(("--note",), help="How you know, for those who read the timeline later", required=True)
+ARG_LIST_DAG_ID = Arg(("-d", "--dag-id"), help="Only the sagas of this DAG")
+ARG_LIST_STATE = Arg(
+    ("-s", "--state"),
+    help="Only sagas in this state; may be given several times",
+    choices=tuple(SagaState),
+    action="append",
+)
+ARG_LIMIT = Arg(
+    ("--limit",),
+    type=positive_int(allow_zero=False),
+    default=50,
+    help="How many sagas at most (default: 50)",
+)
+ARG_RETENTION_DAYS = Arg(
+    ("--retention-days",),
+    type=positive_int(allow_zero=False),
+    help="Instead of [saga] retention_days",
+)
+ARG_YES = Arg(("-y", "--yes"), help="Do not ask", action="store_true")
+
+_SAGA = (ARG_DAG_ID, ARG_RUN_ID)
+_EVERY = (ARG_OUTPUT, ARG_VERBOSE)
+
+
+def _command(name: str, help_text: str, *args: Arg, description: str | None = None) -> ActionCommand:
+    function = lazy_load_command(f"{_COMMANDS}.{name.replace('-', '_')}")
+    return ActionCommand(name, help_text, function, (*args, *_EVERY), description=description)
+
+
+def _db_command(name: str, help_text: str) -> ActionCommand:
+    return ActionCommand(name, help_text, lazy_load_command(f"{_COMMANDS}.db_{name}"), _EVERY)
+
+
+_DB_COMMANDS = (
+    _db_command("migrate", "Make the tables of the saga store, or bring them to this version"),
+    _db_command("check", "Say whether the tables of the saga store fit this version"),
+)
+_SAGA_COMMANDS = (
+    GroupCommand("db", "The tables of the saga store", _DB_COMMANDS),
+    _command(
+        "list", "List sagas, those that need a person first", ARG_LIST_DAG_ID, ARG_LIST_STATE, ARG_LIMIT
+    ),
+    _command("show", "Tell a saga: what stands, what to do next, what happened when", *_SAGA),
+    _command("plan", "Show what an undo would do now, in its order, without doing it", *_SAGA),
+    _command(
+        "cancel",
+        "Stop a running saga, then undo it (or keep its effects)",
+        *_SAGA,
+        ARG_KEEP,
+        ARG_NOW,
+        ARG_REASON,
+        description="Stop a running saga: the call under way may end, then all is undone (--keep: nothing is).",
+    ),
+    _command("undo", "Undo a saga, whatever state it is in", *_SAGA, ARG_PLAN, ARG_NOW, ARG_REASON),
+    _command(
+        "resolve",
+        "Say what became of an action, where the product cannot know",
+        *_SAGA,
+        ARG_ACTION,
+        ARG_UNDONE,
+        ARG_ACCEPTED,
+        ARG_HAPPENED,
+        ARG_DID_NOT_HAPPEN,
+        ARG_NOTE,
+        description=(
+            "Say what became of an action: --undone or --accepted after an undo; --happened or --did-not-happen for "
+            "an action in doubt of a stopped step."
+        ),
+    ),
+    _command("release", "Let an undo go on that is held since many sagas failed at once", *_SAGA),
+    _command("reconcile", "Look once for what every hook has missed, as the reconciler DAG does"),
+    _command("prune", "Delete the actions of settled sagas that are old", ARG_RETENTION_DAYS, ARG_YES),
+    _command("doctor", "Prove that store, plugin and reconciler are alive; say what to do where not"),
+)
+
+
+def get_saga_cli_commands() -> list[CLICommand]:
+    """What provider info's ``cli`` names."""
+    return [GroupCommand("saga", "Cancel and undo DAG runs", _SAGA_COMMANDS)]

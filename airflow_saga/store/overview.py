@@ -1,0 +1,76 @@
+"""Reads over many sagas at once, for people: what needs one of them, what is open, what may go. And a self-test."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+
+from airflow_saga.store.connect import Address
+from airflow_saga.store.queries import Queries
+from airflow_saga.store.rows import dicts, first
+
+_Q = Queries(files("airflow_saga.store").joinpath("overview.sql").read_text(encoding="utf-8"))
+
+
+class Overview:
+    """Reads only; any thread's own connection will do."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self.connection = connection
+
+    def now(self) -> datetime:
+        """The database's clock, by which all ages are told."""
+        row = first(self.connection, _Q.now, {})
+        assert row is not None
+        now: datetime = row["now"]
+        return now
+
+    def needs_person(
+        self, *, start_alert_seconds: float, dag_id: str | None = None, limit: int = 1000
+    ) -> list[dict[str, Any]]:
+        """Sagas that nothing will move by itself, longest waiting first.
+
+        :param start_alert_seconds: an undo that nobody carries out for this long counts.
+        """
+        params = {"start_alert_seconds": start_alert_seconds, "dag_id": dag_id, "limit": limit}
+        return dicts(self.connection, _Q.needs_person, params)
+
+    def standing_of(self, saga_ids: Sequence[int]) -> dict[int, int]:
+        """How many effects of each saga stand, or may; sagas with none are left out."""
+        rows = dicts(self.connection, _Q.standing_of, {"saga_ids": list(saga_ids)})
+        return {row["saga_id"]: row["standing"] for row in rows}
+
+    def oldest_open_request(self) -> dict[str, Any] | None:
+        return first(self.connection, _Q.oldest_open_request, {})
+
+    def dags_with_sagas(self) -> list[dict[str, Any]]:
+        """Each DAG with its number of sagas that are not at a good end (``unsettled``) and when one last moved."""
+        return dicts(self.connection, _Q.dags_with_sagas, {})
+
+    def prunable(self, retention_days: int) -> tuple[int, int]:
+        """How many sagas and actions ``prune`` would delete from now."""
+        row = first(self.connection, _Q.prunable, {"retention_days": retention_days})
+        assert row is not None
+        return row["sagas"], row["actions"]
+
+
+def notification_seconds(address: Address, timeout_seconds: float = 2.0) -> float | None:
+    """How long a notification takes from one connection to another; None if it does not arrive.
+
+    :raises StoreUnavailableError: a connection could not be opened.
+    """
+    word = uuid.uuid4().hex
+    with address.open() as listening, address.open() as notifying:
+        listening.execute(_Q.listen, prepare=False)
+        began = time.monotonic()
+        notifying.execute(_Q.notify, {"word": word}, prepare=False)
+        for notification in listening.notifies(timeout=timeout_seconds):
+            if notification.payload == word:
+                return time.monotonic() - began
+    return None

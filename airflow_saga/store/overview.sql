@@ -1,0 +1,61 @@
+-- What only people look at: list, doctor, prune. Reads over many sagas at once; nothing here is on a step's way.
+
+-- name: needs_person
+-- Open sagas that nothing will move by itself, and why; the reasons are worded where they are shown.
+SELECT g.saga_id, g.dag_id, g.run_id, g.state, g.cause, g.actor, g.reason, g.changed_at,
+       r.state AS request_state, r.number AS request_number, r.asked_at, r.triggered_at,
+       coalesce(a.standing, 0) AS standing, coalesce(a.doubtful, 0) AS doubtful
+FROM airflow_saga.saga g
+LEFT JOIN LATERAL (
+    SELECT * FROM airflow_saga.undo_request r
+    WHERE r.saga_id = g.saga_id AND r.state IN ('HINTED', 'HELD', 'REQUESTED', 'FROZEN')
+) r ON true
+LEFT JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE a.reconcile_at IS NULL) AS standing,
+           count(*) FILTER (WHERE a.state = 'IN_DOUBT' AND s.state = 'STOPPED') AS doubtful
+    FROM airflow_saga.action a JOIN airflow_saga.step s USING (step_id)
+    WHERE a.saga_id = g.saga_id AND a.residual
+) a ON g.state IN ('PARTIALLY_CANCELLED', 'FAILED', 'SUSPENDED')
+WHERE g.state NOT IN ('COMPLETED', 'CANCELLED')
+  AND (%(dag_id)s::text IS NULL OR g.dag_id = %(dag_id)s)
+  AND (r.state = 'HELD'
+       OR g.state = 'PARTIALLY_CANCELLED' AND r.state IS NULL AND a.standing > 0
+       OR g.state = 'FAILED' AND r.state IS NULL AND a.standing > 0
+          AND (a.doubtful > 0 OR g.cause IN ('incomplete', 'refused'))
+       OR g.state = 'SUSPENDED' AND a.doubtful > 0
+       OR r.state IN ('HINTED', 'REQUESTED', 'FROZEN')
+          AND (r.owner_lease_until IS NULL OR r.owner_lease_until < clock_timestamp())
+          AND r.asked_at < clock_timestamp() - make_interval(secs => %(start_alert_seconds)s))
+ORDER BY g.changed_at LIMIT %(limit)s;
+
+-- name: standing_of
+SELECT a.saga_id, count(*) AS standing FROM airflow_saga.action a
+WHERE a.residual AND a.saga_id = ANY(%(saga_ids)s::bigint[]) GROUP BY a.saga_id;
+
+-- name: oldest_open_request
+SELECT r.*, g.dag_id, g.run_id, clock_timestamp() - r.asked_at AS age
+FROM airflow_saga.undo_request r JOIN airflow_saga.saga g USING (saga_id)
+WHERE r.state IN ('HINTED', 'HELD', 'REQUESTED', 'FROZEN', 'QUEUED') ORDER BY r.asked_at, r.request_id LIMIT 1;
+
+-- name: dags_with_sagas
+SELECT dag_id, count(*) FILTER (WHERE state NOT IN ('COMPLETED', 'CANCELLED')) AS unsettled,
+       max(changed_at) AS changed_at
+FROM airflow_saga.saga GROUP BY dag_id ORDER BY dag_id;
+
+-- name: prunable
+-- The same sagas as prune_actions deletes from.
+SELECT count(DISTINCT g.saga_id) AS sagas, count(*) AS actions
+FROM airflow_saga.action a JOIN airflow_saga.saga g USING (saga_id)
+WHERE g.state IN ('COMPLETED', 'CANCELLED', 'FAILED')
+  AND g.changed_at < clock_timestamp() - make_interval(days => %(retention_days)s)
+  AND NOT EXISTS (SELECT 1 FROM airflow_saga.undo_request r
+                  WHERE r.saga_id = g.saga_id AND r.state IN ('HINTED', 'HELD', 'REQUESTED', 'QUEUED', 'FROZEN'));
+
+-- name: now
+SELECT clock_timestamp() AS now;
+
+-- name: listen
+LISTEN airflow_saga_doctor;
+
+-- name: notify
+SELECT pg_notify('airflow_saga_doctor', %(word)s);
