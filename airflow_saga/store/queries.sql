@@ -5,6 +5,7 @@
 -- The hot path, one commit: how one call ended (never refused while the fence is ours), and either the intent of one
 -- about to begin (only while saga and step run) or a READ_ONLY call's row, born with its outcome. The lock comes first
 -- and holds for both: a cancel that committed while this waited is seen, because a locking read returns the newest row.
+-- A seq that is used already begins nothing, and the outcome beside it is taken all the same (P9).
 WITH held AS MATERIALIZED (
     SELECT g.state AS saga_state, s.state AS step_state, s.fence
     FROM airflow_saga.saga g, airflow_saga.step s
@@ -29,6 +30,7 @@ WITH held AS MATERIALIZED (
     FROM held
     WHERE held.fence = %(fence)s AND %(seq)s::int IS NOT NULL
       AND (%(state)s <> 'PENDING' OR (held.saga_state = 'RUNNING' AND held.step_state = 'RUNNING'))
+    ON CONFLICT ON CONSTRAINT one_action_per_seq DO NOTHING
     RETURNING seq
 )
 SELECT saga_state, step_state, fence, (SELECT seq FROM ended), (SELECT seq FROM begun) FROM held;
