@@ -2,60 +2,112 @@
 
 Whoever writes a request tries this at once, so that an undo begins in a second; what fails here is caught by the
 reconciler within its minute. The run is named after the request, so two who trigger the same one get one run.
+
+For processes that have Airflow's database (API server, command line, a scheduler's listener). **Not on the scheduler's
+main thread**, whose session this would end: a listener hands it to a thread of its own. A task asks its supervisor
+instead (``airflow_saga.platform``).
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Any
+from uuid import UUID
 
 from airflow_saga.core.identity import compensation_dag_id, undo_run_id
 from airflow_saga.core.records import RequestRow
 
 log = logging.getLogger(__name__)
 
+_OVER = frozenset({"success", "failed"})
+
 
 def trigger_undo(request: RequestRow, dag_id: str, run_id: str, *, triggered_by: str = "operator") -> bool:
-    """Start the undo run of a request; True if it is there now, whoever started it.
+    """Start the undo run of a request; True if it is there now, whoever started it. Commits by sessions of its own.
 
-    Uses sessions of its own and of its thread, and commits. **Not on the scheduler's main thread**, whose session this
-    would end: a listener hands it to a thread of its own. Not in a task either, which has no database.
-
-    :param dag_id: the saga DAG, not its compensation DAG. :param run_id: the run that is undone.
-    :param triggered_by: as Airflow shows it; one of ``airflow.utils.types.DagRunTriggeredByType``.
+    :param dag_id: the saga DAG, not its compensation DAG.
+    :param run_id: the run that is undone.
+    :param triggered_by: as Airflow shows it; a value of ``airflow.utils.types.DagRunTriggeredByType``.
     """
-    from airflow.api.common.trigger_dag import trigger_dag
-    from airflow.exceptions import DagNotFound, DagRunAlreadyExists
+    return start_undo_run(dag_id, run_id, request.request_uuid, user=request.actor, triggered_by=triggered_by)
+
+
+def start_undo_run(
+    dag_id: str,
+    run_id: str,
+    request_uuid: UUID,
+    *,
+    user: str | None = None,
+    triggered_by: str = "operator",
+    restart: bool = False,
+) -> bool:
+    """The same for who has only the request's id.
+
+    :param restart: a run that is there but over, without having carried out its request, is cleared to go on.
+    """
+    from airflow.exceptions import DagNotFound
     from airflow.utils.session import create_session
-    from airflow.utils.types import DagRunTriggeredByType
     from sqlalchemy.exc import IntegrityError
 
-    undo_dag_id, undo_id = compensation_dag_id(dag_id), undo_run_id(request.request_uuid)
+    undo_dag_id, undo_id = compensation_dag_id(dag_id), undo_run_id(request_uuid)
     try:
         with create_session(scoped=False) as session:
-            trigger_dag(
-                undo_dag_id,
-                run_id=undo_id,
-                conf={"run_id": run_id, "request": str(request.request_uuid)},
-                triggered_by=DagRunTriggeredByType(triggered_by),
-                triggering_user_name=request.actor,
-                session=session,
-            )
-    except (DagRunAlreadyExists, IntegrityError):
-        return True  # asked for twice, or at the same moment by somebody else
+            if _run_is_there(session, undo_dag_id, undo_id, restart):
+                return True
+            conf = {"run_id": run_id, "request": str(request_uuid)}
+            _trigger(session, undo_dag_id, undo_id, conf, user, triggered_by)
+    except IntegrityError:
+        return True  # somebody else was quicker by a moment
     except DagNotFound:
         log.warning(
             "no DAG %s to undo %s / %s with; the reconciler will try again", undo_dag_id, dag_id, run_id
         )
         return False
     except Exception as problem:
-        first_line = (str(problem).splitlines() or [""])[0]
-        log.warning(
-            "%s / %s could not be started (%s: %s); the reconciler will try again",
-            undo_dag_id,
-            undo_id,
-            type(problem).__name__,
-            first_line,
-        )
-        log.debug("the trace of it", exc_info=True)
+        said = (str(problem).splitlines() or [""])[0]
+        where = f"{undo_dag_id} / {undo_id}"
+        log.warning("%s cannot be started (%s: %s); the reconciler will", where, type(problem).__name__, said)
+        log.debug("why %s cannot be started", where, exc_info=True)
         return False
     return True
+
+
+def _run_is_there(session: Any, undo_dag_id: str, undo_id: str, restart: bool) -> bool:
+    from airflow.models.dagbag import DBDagBag
+    from airflow.models.dagrun import DagRun
+    from sqlalchemy import select
+
+    state = session.scalar(select(DagRun.state).where(DagRun.dag_id == undo_dag_id, DagRun.run_id == undo_id))
+    if state is None:
+        return False
+    if restart and str(getattr(state, "value", state)) in _OVER:
+        dag = DBDagBag().get_latest_version_of_dag(undo_dag_id, session=session)
+        if dag is not None:
+            # An undo is carried out by the newest code, whatever version it began with.
+            dag.clear(run_id=undo_id, run_on_latest_version=True, session=session)
+    return True
+
+
+def _trigger(
+    session: Any, undo_dag_id: str, undo_id: str, conf: dict[str, str], user: str | None, triggered_by: str
+) -> None:
+    """:raises DagNotFound: Airflow has never parsed that DAG, or its file is gone."""
+    from airflow.api.common.trigger_dag import trigger_dag
+    from airflow.exceptions import DagNotFound, DagRunAlreadyExists
+    from airflow.models.dag import DagModel
+    from airflow.utils.types import DagRunTriggeredByType
+
+    model = DagModel.get_current(undo_dag_id, session=session)
+    if model is None or model.is_stale:
+        raise DagNotFound(undo_dag_id)
+    try:
+        trigger_dag(
+            undo_dag_id,
+            run_id=undo_id,
+            conf=conf,
+            triggered_by=DagRunTriggeredByType(triggered_by),
+            triggering_user_name=user,
+            session=session,
+        )
+    except DagRunAlreadyExists:
+        log.debug("%s / %s was started by somebody else", undo_dag_id, undo_id)

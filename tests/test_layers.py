@@ -48,6 +48,7 @@ LAYERS = {
                 "dags",
                 "decorators",
                 "get_provider_info",
+                "metadata",
                 "operators",
                 "plugin",
                 "settings",

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import shlex
 from argparse import Namespace
+from dataclasses import asdict
 from typing import Any
 
 import psycopg
 
-from airflow_saga.cli import metadata
+from airflow_saga import metadata
 from airflow_saga.cli.display import complain, moment, plural, print_data, print_table
-from airflow_saga.cli.metadata import MetadataUnreadableError
 from airflow_saga.cli.show import Shown, request_data, saga_data
 from airflow_saga.cli.verb import DONE, REFUSED, actor, display, scrubbed, store, usage, verb
 from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
 from airflow_saga.core.identity import compensation_dag_id, forward_dag_id, undo_run_id
 from airflow_saga.core.states import ActionState, Mode, RequestState, SagaState
+from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.runtime.codec import encode_masked
+from airflow_saga.runtime.reconcile import Reconciler
 from airflow_saga.settings import Settings, secrets_of_this_process, store_address
 from airflow_saga.store.migrate import HEAD, check, revision_of, upgrade
 from airflow_saga.store.overview import Overview
@@ -373,9 +375,14 @@ def _agreed(question: str) -> bool:
 
 @verb(writes=True)
 def reconcile(args: Namespace) -> int:
-    from airflow_saga.runtime.reconcile import Reconciler
-
-    raise NotImplementedError(Reconciler)
+    platform = metadata.MetadataPlatform(triggered_by="cli")
+    with store() as connection:
+        report = Reconciler(connection, platform, Settings.load().limits()).run_once()
+    done = {field: count for field, count in asdict(report).items() if field != "errors"}
+    _say(args, f"looked at everything that is open: {report}", {"moved": done, "errors": report.errors})
+    if report.errors:
+        complain(f"{plural(report.errors, 'saga')} could not be moved, see above; the next pass tries again")
+    return REFUSED if report.errors else DONE
 
 
 @verb(writes=False)

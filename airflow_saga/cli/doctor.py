@@ -16,13 +16,12 @@ from typing import Any
 
 import psycopg
 
-from airflow_saga import __version__
-from airflow_saga.cli import metadata
+from airflow_saga import __version__, metadata
 from airflow_saga.cli.display import age, moment, plural
-from airflow_saga.cli.metadata import Job, MetadataUnreadableError
 from airflow_saga.core.errors import StoreError
 from airflow_saga.core.identity import compensation_dag_id
 from airflow_saga.core.states import RequestState
+from airflow_saga.metadata import Job, MetadataUnreadableError
 from airflow_saga.settings import Settings, store_address
 from airflow_saga.store.connect import Address, behind_pooler, first_line
 from airflow_saga.store.migrate import HEAD, check
@@ -155,7 +154,7 @@ def _notifications(settings: Settings, address: Address, connection: psycopg.Con
         yield Finding(
             Level.WARN,
             "notifications",
-            f"NOTIFY does not arrive: a cancel is seen by polling, within {beat}",
+            f"notifications do not arrive: a cancel is seen by polling, within {beat}",
             "look for a proxy between here and Postgres",
         )
     else:

@@ -21,8 +21,8 @@ from airflow.exceptions import AirflowConfigException
 from airflow.utils.cli import action_cli
 
 from airflow_saga.cli.display import Display, complain
-from airflow_saga.cli.metadata import MetadataUnreadableError
 from airflow_saga.core.errors import SagaError
+from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.settings import secrets_of_this_process, sensitive_names, store_address
 from airflow_saga.store.connect import first_line
 from airflow_saga.store.migrate import check

@@ -1,6 +1,7 @@
-"""What the commands read of Airflow's own database: runs, DAGs, and which components are at work.
+"""What is read of Airflow's own database, by processes that have it: runs, tasks, DAGs, components at work.
 
-A command is a process of its own, so it may use Airflow's models; nothing here is for a task or a listener.
+For the command line, and for a thread of a listener's or the API server's own; a task and the triggerer have no such
+database and ask their supervisor (``airflow_saga.platform``). Each read is one unscoped session of its own.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import UUID
+
+from airflow_saga.trigger import start_undo_run
 
 JOB_KINDS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
 
 
-class MetadataUnreadableError(Exception):
+class MetadataUnreadableError(RuntimeError):
     """Airflow's database cannot be read from here; the message is its first line."""
 
 
@@ -57,6 +61,26 @@ def run_of(dag_id: str, run_id: str) -> Run | None:
         return None if found is None else Run(str(getattr(found[0], "value", found[0])), found[1] or 0)
 
 
+def task_state(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
+    """The state of a task instance; None if it has none, as after a clear, or is not there.
+
+    :raises MetadataUnreadableError: Airflow's database cannot be read from here.
+    """
+    from airflow.models.taskinstance import TaskInstance
+    from sqlalchemy import select
+
+    with _session() as session:
+        state = session.scalar(
+            select(TaskInstance.state).where(
+                TaskInstance.dag_id == dag_id,
+                TaskInstance.run_id == run_id,
+                TaskInstance.task_id == task_id,
+                TaskInstance.map_index == map_index,
+            )
+        )
+        return None if state is None else str(getattr(state, "value", state))
+
+
 def dags_of(dag_ids: list[str]) -> dict[str, Dag]:
     """Those of these DAGs that Airflow has ever parsed.
 
@@ -90,6 +114,27 @@ def live_jobs() -> list[Job]:
             for row in rows
             if row.job_type and row.start_date and row.is_alive()
         ]
+
+
+class MetadataPlatform:
+    """What the reconciler asks about any run, for a process that has Airflow's database."""
+
+    def __init__(self, triggered_by: str) -> None:
+        self._triggered_by = triggered_by
+
+    def run_state(self, dag_id: str, run_id: str) -> str | None:
+        run = run_of(dag_id, run_id)
+        return None if run is None else run.state
+
+    def run_clear_number(self, dag_id: str, run_id: str) -> int:
+        run = run_of(dag_id, run_id)
+        return 0 if run is None else run.clear_number
+
+    def task_state(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
+        return task_state(dag_id, run_id, task_id, map_index)
+
+    def trigger_undo(self, dag_id: str, run_id: str, request_uuid: UUID, *, reset: bool = False) -> bool:
+        return start_undo_run(dag_id, run_id, request_uuid, triggered_by=self._triggered_by, restart=reset)
 
 
 @contextmanager
