@@ -114,22 +114,6 @@ class Settings:
             }
         )
 
-    def limits(self) -> Limits:
-        """The same options in the words of the runtime, all in seconds."""
-        from airflow_saga.runtime.ports import Limits
-
-        return Limits(
-            lease_seconds=self.lease_seconds,
-            heartbeat_seconds=self.heartbeat_seconds,
-            flush_seconds=self.flush_ms / 1000,
-            stop_grace_seconds=self.stop_grace_seconds,
-            wait_in_process_seconds=self.wait_in_process_seconds,
-            store_outage_seconds=self.store_outage_seconds,
-            max_value_bytes=self.max_value_bytes,
-            mass_undo_threshold=self.mass_undo_threshold,
-            start_alert_seconds=self.start_alert_seconds,
-        )
-
 
 def _typed(kind: Any, option: dict[str, Any]) -> Any:
     return {"str": str, "int": int, "float": float}[str(kind)](option["default"])

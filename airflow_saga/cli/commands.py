@@ -63,7 +63,7 @@ def _database(connection: psycopg.Connection) -> str:
 
 
 @verb(writes=False)
-def list(args: Namespace) -> int:  # the command's name
+def list_sagas(args: Namespace) -> int:
     with store() as connection:
         overview = Overview(connection)
         waiting = overview.needs_person(

@@ -82,8 +82,10 @@ _SAGA = (ARG_DAG_ID, ARG_RUN_ID)
 _EVERY = (ARG_OUTPUT, ARG_VERBOSE)
 
 
-def _command(name: str, help_text: str, *args: Arg, description: str | None = None) -> ActionCommand:
-    function = lazy_load_command(f"{_COMMANDS}.{name.replace('-', '_')}")
+def _command(
+    name: str, help_text: str, *args: Arg, function_name: str | None = None, description: str | None = None
+) -> ActionCommand:
+    function = lazy_load_command(f"{_COMMANDS}.{function_name or name}")
     return ActionCommand(name, help_text, function, (*args, *_EVERY), description=description)
 
 
@@ -98,7 +100,12 @@ _DB_COMMANDS = (
 _SAGA_COMMANDS = (
     GroupCommand("db", "The tables of the saga store", _DB_COMMANDS),
     _command(
-        "list", "List sagas, those that need a person first", ARG_LIST_DAG_ID, ARG_LIST_STATE, ARG_LIMIT
+        "list",
+        "List sagas, those that need a person first",
+        ARG_LIST_DAG_ID,
+        ARG_LIST_STATE,
+        ARG_LIMIT,
+        function_name="list_sagas",
     ),
     _command("show", "Tell a saga: what stands, what to do next, what happened when", *_SAGA),
     _command("plan", "Show what an undo would do now, in its order, without doing it", *_SAGA),

@@ -70,7 +70,7 @@ def span(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.0f} s"
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    left, parts = round(seconds), []
+    left, parts = round(seconds), list[tuple[int, str]]()
     for name, size in units:
         if left >= size or parts:
             parts.append((left // size, name))

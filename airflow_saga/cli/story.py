@@ -127,7 +127,8 @@ class Story:
             if request.whole_run and request.state != RequestState.WITHDRAWN
         ]
         first_hand = [request for request in whole if request.cause not in (Cause.DUE, Cause.LATE)]
-        return (first_hand or whole or [None])[-1]
+        told = first_hand or whole
+        return told[-1] if told else None
 
     def _counts(self) -> str:
         states = [action.state for action in self._effects]
