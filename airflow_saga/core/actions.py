@@ -149,7 +149,7 @@ class Registry:
     def add(self, action: Action[Any, Any]) -> None:
         """:raises ActionDeclarationError: if another function has that name already, or the alias is taken."""
         known = self._actions.get((action.name, action.version))
-        if known is not None and known.origin != action.origin:
+        if known is not None and known.origin != action.origin and not _of_different_dag_files(known, action):
             raise ActionDeclarationError(
                 f"action {action.name!r} is declared twice: by {known.origin} and by {action.origin}. Names are how "
                 f'the log finds a compensation; give one of them name="…".'
@@ -175,6 +175,16 @@ class Registry:
     def names(self) -> list[str]:
         return sorted({name for name, _ in self._actions})
 
+
+def _of_different_dag_files(one: Action[Any, Any], other: Action[Any, Any]) -> bool:
+    """Names count per DAG file and what it imports. A task loads one file; a process that loads several (a DagBag,
+    the command line) keeps the newest, since Airflow gives each DAG file's module a prefix and name of its own.
+    """
+    files = {found.origin.partition(":")[0] for found in (one, other)}
+    return len(files) == 2 and all(file.startswith(_DAG_FILE_PREFIX) for file in files)
+
+
+_DAG_FILE_PREFIX = "unusual_prefix_"
 
 registry = Registry()
 

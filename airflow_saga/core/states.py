@@ -158,7 +158,9 @@ SAGA_MOVES: tuple[Move, ...] = (
     *_moves("saga", "open", "-", "PENDING", "the run was seen to start", "listener"),
     *_moves("saga", "start", "- PENDING", "RUNNING", "first step attaches", "step"),
     *_moves("saga", "cancel", "- PENDING", "CANCELLED", "no step ever attached", "requester"),
-    *_moves("saga", "none acted", "PENDING", "COMPLETED", "run ended without a saga step", "reconciler"),
+    *_moves(
+        "saga", "none acted", "PENDING", "COMPLETED CANCELLED", "run ended without a saga step", "reconciler"
+    ),
     *_moves(
         "saga",
         "complete",
@@ -174,11 +176,13 @@ SAGA_MOVES: tuple[Move, ...] = (
     *_moves(
         "saga", "reopen", "CANCELLED SUSPENDED", "RUNNING", "a step attaches, cleared since the stop", "step"
     ),
-    *_moves("saga", "cancel", "RUNNING", "CANCELLING", "request in the same transaction", "person"),
+    *_moves(
+        "saga", "cancel", "RUNNING CANCELLING", "CANCELLING", "not yet mode undo; request as well", "person"
+    ),
     *_moves(
         "saga",
         "undo",
-        "RUNNING COMPLETED FAILED SUSPENDED PARTIALLY_CANCELLED",
+        "RUNNING COMPLETED FAILED SUSPENDED PARTIALLY_CANCELLED CANCELLING",
         "CANCELLING",
         "explicit, or marked failed; request in the same transaction",
         "requester",
@@ -205,7 +209,9 @@ SAGA_MOVES: tuple[Move, ...] = (
 
 STEP_MOVES: tuple[Move, ...] = (
     *_moves("step", "attach", "-", "RUNNING", "saga PENDING/RUNNING or reopened, no undone upstream", "step"),
-    *_moves("step", "attach", "STOPPED", "RUNNING", "as above, not the same attempt twice", "step"),
+    *_moves("step", "attach", "RUNNING STOPPED", "RUNNING", "as above, not the same attempt twice", "step"),
+    *_moves("step", "replay", "SUCCEEDED", "SUCCEEDED", "this task instance was not itself cleared", "step"),
+    *_moves("step", "redo", "SUCCEEDED", "SUCCEEDED", "cleared, and all later steps that acted too", "step"),
     *_moves("step", "begin anew", "UNDONE", "RUNNING", "as attach, no open request covers it", "step"),
     *_moves("step", "finish", "RUNNING", "SUCCEEDED", "newest fence, no PENDING", "step"),
     *_moves("step", "mark", "RUNNING", "STOPPED", "its task instance was marked failed", "listener"),
@@ -237,18 +243,19 @@ ACTION_MOVES: tuple[Move, ...] = (
     *_moves(
         "action",
         "compensate",
-        "DONE IN_DOUBT COMPENSATION_FAILED",
+        "DONE IN_DOUBT COMPENSATING COMPENSATION_FAILED",
         "COMPENSATING",
         "step UNDOING, newest fence, later actions settled, A1 waited out",
         "undo",
     ),
     *_moves("action", "confirm", "COMPENSATING", "COMPENSATED", "newest fence, it returned", "undo"),
     *_moves(
-        "action", "give up", "COMPENSATING", "COMPENSATION_FAILED", "tries used up, rejected, missing", "undo"
+        "action", "later", "COMPENSATING", "COMPENSATING", "Later or Unavailable, until its deadline", "undo"
     ),
     *_moves(
-        "action", "give up", "DONE IN_DOUBT", "COMPENSATION_FAILED", "its compensation is missing", "undo"
+        "action", "give up", "COMPENSATING", "COMPENSATION_FAILED", "tries used up, rejected, missing", "undo"
     ),
+    *_moves("action", "give up", "DONE", "COMPENSATION_FAILED", "its compensation is missing", "undo"),
     *_moves("action", "stand", "DONE IN_DOUBT", "NON_COMPENSABLE", "declared so, newest fence", "undo"),
     *_moves(
         "action",
@@ -269,7 +276,8 @@ REQUEST_MOVES: tuple[Move, ...] = (
     *_moves("request", "hint", "-", "HINTED", "failure, timeouts, lost worker", "reader of the run"),
     *_moves("request", "hold", "HINTED", "HELD", "mass outage", "reconciler"),
     *_moves("request", "release", "HELD", "HINTED", "a person", "person"),
-    *_moves("request", "widen", "HINTED HELD", "REQUESTED", "before the freeze", "anyone"),
+    *_moves("request", "widen", "REQUESTED HINTED HELD", "REQUESTED", "before the freeze", "anyone"),
+    *_moves("request", "widen", "QUEUED", "QUEUED", "a still wider one", "anyone"),
     *_moves("request", "queue", "-", "QUEUED", "a wider one while one is frozen", "anyone"),
     *_moves(
         "request",
@@ -280,6 +288,7 @@ REQUEST_MOVES: tuple[Move, ...] = (
         "step",
     ),
     *_moves("request", "freeze", "REQUESTED HINTED", "FROZEN", "quiet, or stop now", "undo run"),
+    *_moves("request", "take over", "FROZEN", "FROZEN", "its owner is over or lost its lease", "undo run"),
     *_moves("request", "settle", "FROZEN", "SETTLED", "saga's settle", "undo run"),
     *_moves("request", "next", "QUEUED", "REQUESTED", "the frozen one settled", "undo run"),
     *_moves("request", "expire", "REQUESTED FROZEN QUEUED", "EXPIRED", "deadline", "reconciler"),

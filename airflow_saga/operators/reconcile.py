@@ -1,0 +1,36 @@
+"""The task of the reconciler DAG."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_saga import __version__
+from airflow_saga.platform import SupervisorPlatform
+from airflow_saga.runtime.reconcile import Reconciler
+from airflow_saga.settings import Settings, store_address
+from airflow_saga.store import migrate
+from airflow_saga.store.requests import RequestVerbs
+
+
+class ReconcileOperator(BaseOperator):
+    """One pass over every open saga of the store: tells it how runs ended, sweeps lost steps, starts undos.
+
+    Safe to run at any time and twice at once. An Airflow retry is not needed: the next run of the DAG is one.
+    """
+
+    ui_color = "#e7f0ea"
+
+    def execute(self, context: Any) -> str:
+        settings = Settings.load()
+        connection = store_address().open_within(settings.store_outage_seconds)
+        try:
+            migrate.check(connection)
+            report = Reconciler(connection, SupervisorPlatform(), settings.limits()).run_once()
+            RequestVerbs(connection).note_component("reconciler", socket.gethostname(), __version__, None)
+        finally:
+            connection.close()
+        self.log.info("%s", report)
+        return str(report)

@@ -1,0 +1,119 @@
+"""What the runtime wants to know of Airflow, asked from inside a task through its supervisor; needs no credentials.
+
+Never from a signal handler: the supervisor's channel is not re-entrant (a second ``send`` there blocks for ever).
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from airflow_saga.core.identity import compensation_dag_id, undo_run_id
+
+log = logging.getLogger(__name__)
+
+_OVER = frozenset({"success", "failed"})
+
+
+class SupervisorPlatform:
+    """Any run, asked from inside any task."""
+
+    def run_state(self, dag_id: str, run_id: str) -> str | None:
+        run = self._run(dag_id, run_id)
+        return None if run is None else str(getattr(run.state, "value", run.state))
+
+    def run_clear_number(self, dag_id: str, run_id: str) -> int:
+        run = self._run(dag_id, run_id)
+        return 0 if run is None else int(run.clear_number or 0)
+
+    def task_state(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
+        from airflow.sdk.exceptions import AirflowRuntimeError
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        try:
+            states = RuntimeTaskInstance.get_task_states(
+                dag_id=dag_id, run_ids=[run_id], task_ids=[task_id], map_index=map_index
+            )
+        except AirflowRuntimeError as problem:
+            if _not_found(problem):
+                return None
+            raise
+        of_run = states.get(run_id) or {}
+        state = next(iter(of_run.values()), None)
+        return None if state is None else str(getattr(state, "value", state))
+
+    def trigger_undo(self, dag_id: str, run_id: str, request_uuid: UUID, *, reset: bool = False) -> bool:
+        """Start the undo run of a request, or start it again if it is over; False if Airflow does not know its DAG."""
+        from airflow.sdk.execution_time.comms import ErrorResponse, TriggerDagRun
+        from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+        undo_dag_id, undo_id = compensation_dag_id(dag_id), undo_run_id(request_uuid)
+        again = reset and self.run_state(undo_dag_id, undo_id) in _OVER
+        answer = SUPERVISOR_COMMS.send(
+            TriggerDagRun(
+                dag_id=undo_dag_id,
+                run_id=undo_id,
+                conf={"run_id": run_id, "request": str(request_uuid)},
+                logical_date=None,
+                reset_dag_run=again,
+            )
+        )
+        if isinstance(answer, ErrorResponse):
+            if "ALREADY_EXISTS" in str(getattr(answer.error, "value", answer.error)).upper():
+                return True
+            log.warning("%s cannot be started for %s / %s: %s", undo_dag_id, dag_id, run_id, answer)
+            return False
+        return True
+
+    def _run(self, dag_id: str, run_id: str) -> Any:
+        from airflow.sdk.exceptions import AirflowRuntimeError
+        from airflow.sdk.execution_time.comms import DagRunResult, GetDagRun
+        from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+        try:
+            answer = SUPERVISOR_COMMS.send(GetDagRun(dag_id=dag_id, run_id=run_id))
+        except AirflowRuntimeError as problem:
+            if _not_found(problem):
+                return None
+            raise
+        return answer if isinstance(answer, DagRunResult) else None
+
+
+class OwnTask:
+    """One task instance, as the process that runs it asks about it."""
+
+    def __init__(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> None:
+        self.dag_id = dag_id
+        self.run_id = run_id
+        self.task_id = task_id
+        self.map_index = map_index
+        self._any = SupervisorPlatform()
+
+    def task_state(self) -> str | None:
+        return self._any.task_state(self.dag_id, self.run_id, self.task_id, self.map_index)
+
+    def run_state(self) -> str | None:
+        return self._any.run_state(self.dag_id, self.run_id)
+
+    def trigger_undo(self, request_uuid: UUID) -> None:
+        if not self._any.trigger_undo(self.dag_id, self.run_id, request_uuid):
+            log.warning("the undo of %s / %s waits for the reconciler to start it", self.dag_id, self.run_id)
+
+
+def _not_found(problem: Exception) -> bool:
+    text = str(problem)
+    return "404" in text or "not_found" in text.lower() or "not found" in text.lower()
+
+
+def reschedule_date(seconds: float = 0.0) -> datetime:
+    """When a task that gives its slot back may come again.
+
+    Not sooner than twice the supervisor's heartbeat interval plus 5 s: an earlier one can meet the executor's late word
+    about the process that just ended, and the scheduler then fails the task (measured on 3.3.2).
+    """
+    from airflow.configuration import conf
+
+    interval = conf.getint("workers", "min_heartbeat_interval", fallback=5)
+    return datetime.now(UTC) + timedelta(seconds=max(seconds, 2 * interval + 5))
