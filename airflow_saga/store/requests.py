@@ -251,7 +251,8 @@ class RequestVerbs:
     ) -> Decision:
         """Undo a saga whatever state it is in: stop it first if it runs. Asking twice joins the first request.
 
-        ``marked_failed`` comes from hooks, which may be late: it undoes a saga that runs or has completed, no other.
+        ``marked_failed`` comes from hooks, which may be late: it undoes a saga that runs or has completed, no other, and
+        none that was cleared and has run since.
         """
         with self.connection.transaction():
             saga = self._saga_or_new(dag_id, run_id)
@@ -262,6 +263,8 @@ class RequestVerbs:
                     f"{dag_id} / {run_id} is {saga.state}; marking it failed adds nothing",
                     saga,
                 )
+            if hooked and clear_number < saga.clear_number:
+                return self._drop(saga, cause, actor, clear_number)
             if plan_hash is not None:
                 self._check_signed_plan(saga, plan_hash)
             return self._stop(saga, cause, actor, reason, clear_number, stop_now)
@@ -313,6 +316,15 @@ class RequestVerbs:
             move_saga(self.connection, saga, SagaState.CANCELLING, mode=Mode.UNDO, stop_now=now, **stop)
         wake(self.connection, saga.saga_id, "cancel")
         return Decision(verdict, f"{where} is being stopped and undone, asked for by {actor}", saga, request)
+
+    def _drop(self, saga: SagaRow, cause: str, actor: str, clear_number: int) -> Decision:
+        """A hook or a reading that tells of the run as it was before a clear; a step has attached since."""
+        detail = f"{cause} of clear {clear_number}; steps attached with {saga.clear_number}"
+        note(self.connection, "stale wish dropped", actor, detail, saga_id=saga.saga_id)
+        message = (
+            f"{saga.dag_id} / {saga.run_id}: that was before it was cleared and ran again; nothing is undone"
+        )
+        return Decision(Verdict.IGNORED, message, saga)
 
     def _join(self, saga: SagaRow, request: RequestRow, ask: dict[str, Any]) -> Decision:
         """The whole run is being undone already: at most this one raises the cause, or adds "now"."""
@@ -441,6 +453,8 @@ class RequestVerbs:
             request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
             if saga.state not in (SagaState.RUNNING, SagaState.FAILED) or request is not None:
                 return Decision(Verdict.IGNORED, f"{dag_id} / {run_id} is {saga.state}", saga, request)
+            if clear_number < saga.clear_number:
+                return self._drop(saga, cause, "airflow", clear_number)
             if saga.state == SagaState.RUNNING:
                 move_saga(self.connection, saga, SagaState.FAILED, cause=cause, reason=reason)
             if saga.on_failure != "compensate" or cause in NO_POLICY_CAUSES or saga.cause in NO_POLICY_CAUSES:
