@@ -579,9 +579,19 @@ SELECT count(DISTINCT saga_id) AS sagas FROM airflow_saga.undo_request
 WHERE state IN ('HINTED', 'HELD') AND cause = ANY(%(causes)s)
   AND asked_at > clock_timestamp() - make_interval(secs => %(window_seconds)s);
 
+-- name: lock_sagas_with_recent_hints
+SELECT saga_id FROM airflow_saga.saga WHERE saga_id IN (
+    SELECT r.saga_id FROM airflow_saga.undo_request r WHERE r.state = 'HINTED' AND r.cause = ANY(%(causes)s)
+      AND r.asked_at > clock_timestamp() - make_interval(secs => %(window_seconds)s))
+ORDER BY saga_id FOR UPDATE;
+
 -- name: hold_hints
-UPDATE airflow_saga.undo_request SET state = 'HELD' WHERE state = 'HINTED' AND cause = ANY(%(causes)s)
-  AND asked_at > clock_timestamp() - make_interval(secs => %(window_seconds)s) RETURNING *;
+-- What a person has released is not held again.
+UPDATE airflow_saga.undo_request r SET state = 'HELD'
+WHERE r.saga_id = ANY(%(saga_ids)s) AND r.state = 'HINTED' AND r.cause = ANY(%(causes)s)
+  AND NOT EXISTS (SELECT 1 FROM airflow_saga.event e WHERE e.saga_id = r.saga_id AND e.request_id = r.request_id
+                  AND e.what = 'undo released')
+RETURNING *;
 
 -- name: components
 SELECT * FROM airflow_saga.component ORDER BY kind, host;

@@ -121,7 +121,7 @@ def widen_request(
     clear_number: int,
     stop_now: bool = False,
 ) -> RequestRow:
-    """A later wish joins a request that is not frozen yet: the union of both scopes (None: whole run), the higher cause."""
+    """A later wish joins a request that is not frozen yet: the union of both scopes and the higher cause."""
     there = dicts(connection, Q.scope_of_request, {"request_id": request.request_id})
     known = {row["step_id"]: row["from_seq"] for row in there}
     wider = scope is None and not request.whole_run
@@ -404,7 +404,8 @@ class RequestVerbs:
         _, now_hash = plan_of(self.connection, saga, None)
         if now_hash != signed:
             raise VerbRefusedError(
-                f"{saga.dag_id} / {saga.run_id}: something moved since that plan was made; look again: airflow saga plan"
+                f"{saga.dag_id} / {saga.run_id}: something moved since that plan was made; look again: "
+                f"airflow saga plan"
             )
 
     # -- the end of the Airflow run ---------------------------------------------------------------------------------

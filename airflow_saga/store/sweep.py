@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 
@@ -70,10 +71,12 @@ class SweepVerbs:
     def hold_if_mass_outage(self, *, causes: Sequence[str], threshold: int, window_seconds: float) -> int:
         """Many sagas lost at once is an outage, not many decisions: above the threshold their hints are held."""
         with self.connection.transaction():
-            params = {"causes": list(causes), "window_seconds": window_seconds}
+            params: dict[str, Any] = {"causes": list(causes), "window_seconds": window_seconds}
             row = self.connection.execute(Q.recent_hints, params).fetchone()
             if row is None or row[0] <= threshold:
                 return 0
+            locked = self.connection.execute(Q.lock_sagas_with_recent_hints, params).fetchall()
+            params["saga_ids"] = [saga_id for (saga_id,) in locked]
             held = many(self.connection, RequestRow, Q.hold_hints, params)
             for request in held:
                 detail = f"{row[0]} sagas asked for an automatic undo within {window_seconds:.0f} s"

@@ -1,7 +1,7 @@
 """A scene per test: an empty store, a run in it, and every verb.
 
-Making a database costs a third of a second, so these tests share one per server and find it emptied. A test that changes
-the schema, or stops the server, takes a database (`database_url`) or a server of its own.
+Making a database costs a third of a second, so these tests share one per server and find it emptied. A test that
+changes the schema, or stops the server, takes a database (`database_url`) or a server of its own.
 """
 
 from __future__ import annotations
