@@ -32,10 +32,15 @@ class Go(StrEnum):
 
 @dataclass(frozen=True)
 class AttachDecision:
-    """:ivar message: for WAIT and REFUSE, what a person should know and do."""
+    """:ivar message: for WAIT and REFUSE, what a person should know and do.
+
+    :ivar spares_saga: a REFUSE for a reason of this step alone: if the run fails for it, the failure policy does not
+        apply (cause ``refused``). Not so for a second copy of an attempt: that one says nothing about the saga.
+    """
 
     go: Go
     message: str = ""
+    spares_saga: bool = True
 
 
 def cleared_since_stop(attempt: Attempt, saga: SagaRow, step: StepRow | None) -> bool:
@@ -77,6 +82,7 @@ def decide_attach(
         return AttachDecision(
             Go.REFUSE,
             f"{attempt.label}: try {attempt.try_number} comes after try {step.try_number} had begun; fenced",
+            spares_saga=False,
         )
     if step.state in (StepState.RUNNING, StepState.STOPPED):
         return _resume_verdict(attempt, step, lease_is_live)
@@ -139,6 +145,7 @@ def _resume_verdict(attempt: Attempt, step: StepRow, lease_is_live: bool) -> Att
             Go.REFUSE,
             f"{attempt.label}: already running in process {step.pid} on {step.host}; "
             f"this second copy of the same try called nothing",
+            spares_saga=False,
         )
     return AttachDecision(Go.RESUME)
 

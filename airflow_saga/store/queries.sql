@@ -121,13 +121,17 @@ WHERE saga_id = %(saga_id)s;
 -- The saga as its newest attach leaves it: running, with the DAG's policies, which a listener cannot see.
 UPDATE airflow_saga.saga
 SET state = 'RUNNING', mode = NULL, stop_now = false, deadline_at = NULL,
-    cause = CASE WHEN state = 'RUNNING' THEN cause END, actor = CASE WHEN state = 'RUNNING' THEN actor END,
-    reason = CASE WHEN state = 'RUNNING' THEN reason END,
+    cause = CASE WHEN state = 'RUNNING' AND clear_number >= %(clear_number)s THEN cause END,
+    actor = CASE WHEN state = 'RUNNING' AND clear_number >= %(clear_number)s THEN actor END,
+    reason = CASE WHEN state = 'RUNNING' AND clear_number >= %(clear_number)s THEN reason END,
     clear_number = greatest(clear_number, %(clear_number)s), on_failure = %(on_failure)s,
     on_compensation_failure = %(on_compensation_failure)s,
     cancel_deadline_seconds = %(cancel_deadline_seconds)s,
     changed_at = CASE WHEN state = 'RUNNING' THEN changed_at ELSE clock_timestamp() END
 WHERE saga_id = %(saga_id)s;
+
+-- name: note_refusal
+UPDATE airflow_saga.saga SET cause = 'refused', reason = %(reason)s WHERE saga_id = %(saga_id)s AND state = 'RUNNING';
 
 -- name: lock_step
 SELECT * FROM airflow_saga.step

@@ -456,9 +456,11 @@ class RequestVerbs:
                 return Decision(Verdict.IGNORED, f"{dag_id} / {run_id} is {saga.state}", saga, request)
             if clear_number < saga.clear_number:
                 return self._drop(saga, cause, "airflow", clear_number)
+            if saga.cause in NO_POLICY_CAUSES:  # a step was refused: what its own rows say outlives the run's end
+                cause, reason = saga.cause, saga.reason
             if saga.state == SagaState.RUNNING:
                 move_saga(self.connection, saga, SagaState.FAILED, cause=cause, reason=reason)
-            if saga.on_failure != "compensate" or cause in NO_POLICY_CAUSES or saga.cause in NO_POLICY_CAUSES:
+            if saga.on_failure != "compensate" or cause in NO_POLICY_CAUSES:
                 return Decision(
                     Verdict.IGNORED, f"{dag_id} / {run_id} has failed; its effects are kept", saga
                 )

@@ -82,6 +82,8 @@ class StepVerbs:
                 and (first(self.connection, Q.lease_is_live, {"step_id": step.step_id}) or {}).get("live")
             )
             decision = decide_attach(attempt, saga, step, upstream, covering, live)
+            if decision.go is Go.REFUSE and decision.spares_saga:
+                self._note_refusal(saga, decision.message)
             if decision.go in (Go.WAIT, Go.REFUSE):
                 return Attached(decision, saga, step, request=covering or request)
             if decision.go is Go.REDO:
@@ -96,6 +98,13 @@ class StepVerbs:
                 )
                 return Attached(decision, saga, step)
             return self._take(attempt, saga, step, decision)
+
+    def _note_refusal(self, saga: SagaRow, message: str) -> None:
+        """The run will fail for a reason that is no failure of its effects: the policy must not undo it for that."""
+        if saga.state != SagaState.RUNNING:
+            return
+        self.connection.execute(Q.note_refusal, {"saga_id": saga.saga_id, "reason": message})
+        note(self.connection, "step refused", "airflow", message, saga_id=saga.saga_id)
 
     def _saga_of(self, attempt: Attempt) -> SagaRow:
         key = {"dag_id": attempt.dag_id, "run_id": attempt.run_id}
