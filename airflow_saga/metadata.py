@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from airflow_saga.trigger import start_undo_run
 
+_AUDITED_BEFORE = timedelta(minutes=1)
 JOB_KINDS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
 
 
@@ -95,6 +96,40 @@ def dags_of(dag_ids: list[str]) -> dict[str, Dag]:
             row.dag_id: Dag(row.dag_id, bool(row.is_paused), bool(row.is_stale), bool(row.has_import_errors))
             for row in rows
         }
+
+
+def has_tag(dag_id: str, tag: str) -> bool:
+    """Whether a DAG had this tag when it was last parsed.
+
+    :raises MetadataUnreadableError: Airflow's database cannot be read from here.
+    """
+    from airflow.models.dag import DagTag
+    from sqlalchemy import select
+
+    with _session() as session:
+        found = select(DagTag.name).where(DagTag.dag_id == dag_id, DagTag.name == tag)
+        return session.scalar(found) is not None
+
+
+def who_marked(dag_id: str, run_id: str, seen_at: datetime) -> str | None:
+    """Who set the state of a run by hand: the audit log has it before Airflow calls a hook. None: it does not say.
+
+    :param seen_at: when the hook was called; by the clock of the API server, as the audit log is.
+    :raises MetadataUnreadableError: Airflow's database cannot be read from here.
+    """
+    from airflow.models.log import Log
+    from sqlalchemy import and_, or_, select
+
+    this_run = and_(Log.event == "patch_dag_run", Log.dag_id == dag_id, Log.run_id == run_id)
+    many_runs = and_(Log.event == "bulk_dag_runs", Log.dag_id.in_((dag_id, "~")))
+    with _session() as session:
+        owner = session.scalar(
+            select(Log.owner)
+            .where(or_(this_run, many_runs), Log.dttm.between(seen_at - _AUDITED_BEFORE, seen_at))
+            .order_by(Log.id.desc())
+            .limit(1)
+        )
+        return owner or None
 
 
 def live_jobs() -> list[Job]:
