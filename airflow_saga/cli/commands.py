@@ -1,69 +1,36 @@
-"""The commands themselves, one function each: read the store or call one verb of it, then say what came of it."""
+"""Commands about one saga, and the list of them: read the store or call one verb of it, then say what came of it."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from argparse import Namespace
-from dataclasses import asdict
 from typing import Any
 
 import psycopg
 
 from airflow_saga import metadata
-from airflow_saga.cli.display import complain, moment, plural, print_data, print_table
+from airflow_saga.cli.display import complain, data_text, moment, plural, table_text
 from airflow_saga.cli.show import Shown, request_data, saga_data
-from airflow_saga.cli.verb import DONE, REFUSED, actor, display, scrubbed, store, usage, verb
-from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
+from airflow_saga.cli.verb import REFUSED, Answer, actor, display, say, scrubbed, store, usage, verb
+from airflow_saga.core.errors import UnknownSagaError
 from airflow_saga.core.identity import compensation_dag_id, forward_dag_id, undo_run_id
 from airflow_saga.core.states import ActionState, Mode, RequestState, SagaState
 from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.runtime.codec import encode_masked
-from airflow_saga.runtime.reconcile import Reconciler
-from airflow_saga.settings import Settings, secrets_of_this_process, store_address
-from airflow_saga.store.migrate import HEAD, check, revision_of, upgrade
+from airflow_saga.settings import Settings, secrets_of_this_process
 from airflow_saga.store.overview import Overview
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import Decision, RequestVerbs, Verdict
-from airflow_saga.store.sweep import SweepVerbs
 from airflow_saga.trigger import trigger_undo
 
 PLAN_PREFIX = 8
-
-# -- the tables -------------------------------------------------------------------------------------------------------
-
-
-@verb(writes=True)
-def db_migrate(args: Namespace) -> int:
-    with store_address().open() as connection:
-        before = revision_of(connection)
-        upgrade(connection)
-        after = revision_of(connection)
-        where = _database(connection)
-    done = f"was at {after} already" if before == after else f"is at {after} now, was {before or 'empty'}"
-    _say(args, f"the saga store {where} {done}", {"database": where, "before": before, "after": after})
-    return DONE
-
-
-@verb(writes=False)
-def db_check(args: Namespace) -> int:
-    with store_address().open() as connection:
-        check(connection)
-        where = _database(connection)
-    _say(args, f"the saga store {where} is at {HEAD}, as this version needs", {"database": where, "at": HEAD})
-    return DONE
-
-
-def _database(connection: psycopg.Connection) -> str:
-    info = connection.info
-    return f"{info.dbname} on {info.host or 'a socket'}:{info.port}"
-
 
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
 @verb(writes=False)
-def list_sagas(args: Namespace) -> int:
+def list_sagas(args: Namespace) -> Answer:
     with store() as connection:
         overview = Overview(connection)
         waiting = overview.needs_person(
@@ -75,10 +42,8 @@ def list_sagas(args: Namespace) -> int:
         standing = overview.standing_of([row["saga_id"] for row in rows])
     listed = [_listed(row, standing.get(row["saga_id"], 0), first.get(row["saga_id"])) for row in rows]
     if args.output == "table":
-        print_table(listed, "no sagas" + (" in this state" if args.state else ""))
-    else:
-        print_data(listed, args.output)
-    return DONE
+        return Answer(table_text(listed, "no sagas" + (" in this state" if args.state else "")))
+    return Answer(data_text(listed, args.output))
 
 
 def _listed(row: dict[str, Any], standing: int, waiting: dict[str, Any] | None) -> dict[str, Any]:
@@ -110,21 +75,17 @@ def _need(row: dict[str, Any]) -> str:
 
 
 @verb(writes=False)
-def show(args: Namespace) -> int:
+def show(args: Namespace) -> Answer:
     with store() as connection:
         view = Reader(connection).view(args.dag_id, args.run_id)
         now = Overview(connection).now()
     alert = Settings.load().start_alert_seconds
     shown = Shown(view, display(), now, start_alert_seconds=alert)
-    if args.output == "table":
-        print(shown.text())
-    else:
-        print_data(shown.data(), args.output)
-    return DONE
+    return Answer(shown.text() if args.output == "table" else data_text(shown.data(), args.output))
 
 
 @verb(writes=False)
-def plan(args: Namespace) -> int:
+def plan(args: Namespace) -> Answer:
     with store() as connection:
         steps, digest = Reader(connection).plan(args.dag_id, args.run_id)
         actions = {
@@ -150,22 +111,21 @@ def plan(args: Namespace) -> int:
     for order, row in enumerate(rows, 1):
         row["order"] = order
     if args.output != "table":
-        print_data({"hash": digest, "command": command, "actions": rows}, args.output)
-        return DONE
+        return Answer(data_text({"hash": digest, "command": command, "actions": rows}, args.output))
     columns = ("order", "step", "action", "name", "state", "expected")
-    print_table(
-        [{name: row[name] for name in columns} for row in rows], "nothing stands: an undo would call nothing"
+    table = table_text(
+        [{name: row[name] for name in columns} for row in rows],
+        "nothing stands: an undo would call nothing",
     )
-    if rows:
-        print(f"plan {digest}\nto do exactly this, or nothing if it changes:\n  {command}")
-    return DONE
+    signed = f"\nplan {digest}\nto do exactly this, or nothing if it changes:\n  {command}" if rows else ""
+    return Answer(table + signed)
 
 
 # -- deciding ---------------------------------------------------------------------------------------------------------
 
 
 @verb(writes=True)
-def cancel(args: Namespace) -> int:
+def cancel(args: Namespace) -> Answer:
     if args.keep and args.now:
         usage("--keep and --now exclude each other: to keep the effects, the call under way is let to end")
     with store() as connection:
@@ -190,7 +150,7 @@ def _is_cancelled(decision: Decision, keep: bool) -> bool:
 
 
 @verb(writes=True)
-def undo(args: Namespace) -> int:
+def undo(args: Namespace) -> Answer:
     with store() as connection:
         run = _known_run(connection, args)
         signed = _whole_hash(connection, args) if args.plan else None
@@ -248,12 +208,12 @@ def _known_run(connection: psycopg.Connection, args: Namespace) -> metadata.Run:
     return run
 
 
-def _tell(args: Namespace, connection: psycopg.Connection, decision: Decision, *, is_done: bool) -> int:
+def _tell(args: Namespace, connection: psycopg.Connection, decision: Decision, *, is_done: bool) -> Answer:
     shown = display()
     message = shown.text(decision.message) or ""
     if not is_done:
         complain(message)
-        return REFUSED
+        return Answer("", REFUSED)
     started = _start_undo(args, connection, decision)
     saga = Reader(connection).find(args.dag_id, args.run_id)
     data = {
@@ -266,8 +226,7 @@ def _tell(args: Namespace, connection: psycopg.Connection, decision: Decision, *
     lines = [message, *([started["message"]] if started else [])]
     if decision.undoes or decision.verdict is Verdict.KEEPING:
         lines.append(f"follow it: airflow saga show {shlex.quote(args.dag_id)} {shlex.quote(args.run_id)}")
-    _say(args, "\n".join(lines), data)
-    return DONE
+    return say(args, "\n".join(lines), data)
 
 
 def _start_undo(args: Namespace, connection: psycopg.Connection, decision: Decision) -> dict[str, Any] | None:
@@ -296,7 +255,7 @@ def _start_undo(args: Namespace, connection: psycopg.Connection, decision: Decis
 
 
 @verb(writes=True)
-def resolve(args: Namespace) -> int:
+def resolve(args: Namespace) -> Answer:
     answers = {
         ActionState.COMPENSATED: args.undone,
         ActionState.ACCEPTED: args.accepted,
@@ -335,71 +294,7 @@ def _result(text: str) -> str:
 
 
 @verb(writes=True)
-def release(args: Namespace) -> int:
+def release(args: Namespace) -> Answer:
     with store() as connection:
         decision = RequestVerbs(connection).release(args.dag_id, args.run_id, actor=actor())
         return _tell(args, connection, decision, is_done=True)
-
-
-# -- keeping house ----------------------------------------------------------------------------------------------------
-
-
-@verb(writes=True)
-def prune(args: Namespace) -> int:
-    days = args.retention_days or Settings.load().retention_days
-    with store() as connection:
-        sagas, actions = Overview(connection).prunable(days)
-        what = (
-            f"{plural(actions, 'action')} of {plural(sagas, 'settled saga')} older than {plural(days, 'day')}"
-        )
-        if actions and not args.yes and not _agreed(f"Delete {what}, for good?"):
-            raise VerbRefusedError(
-                f"{what} would go; nothing was deleted. To delete without being asked: --yes"
-            )
-        deleted = SweepVerbs(connection).prune(retention_days=days) if actions else 0
-    message = f"deleted {plural(deleted, 'action')}; each saga itself is kept, with its end"
-    _say(
-        args,
-        message if actions else f"nothing to delete: no {what.partition(' of ')[2].removeprefix('0 ')}",
-        {"retention_days": days, "sagas": sagas, "deleted_actions": deleted},
-    )
-    return DONE
-
-
-def _agreed(question: str) -> bool:
-    try:
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
-
-
-@verb(writes=True)
-def reconcile(args: Namespace) -> int:
-    platform = metadata.MetadataPlatform(triggered_by="cli")
-    with store() as connection:
-        report = Reconciler(connection, platform, Settings.load().limits()).run_once()
-    done = {field: count for field, count in asdict(report).items() if field != "errors"}
-    _say(args, f"looked at everything that is open: {report}", {"moved": done, "errors": report.errors})
-    if report.errors:
-        complain(f"{plural(report.errors, 'saga')} could not be moved, see above; the next pass tries again")
-    return REFUSED if report.errors else DONE
-
-
-@verb(writes=False)
-def doctor(args: Namespace) -> int:
-    from airflow_saga.cli.doctor import Level, examine
-
-    findings = examine()
-    if args.output == "table":
-        for finding in findings:
-            print(finding.line())
-    else:
-        print_data([finding.data() for finding in findings], args.output)
-    return REFUSED if any(finding.level is Level.FAIL for finding in findings) else DONE
-
-
-def _say(args: Namespace, message: str, data: dict[str, Any]) -> None:
-    if args.output == "table":
-        print(message)
-    else:
-        print_data({"message": message, **data}, args.output)

@@ -18,6 +18,7 @@ from airflow.cli.cli_config import (
 from airflow_saga.core.states import SagaState
 
 _COMMANDS = "airflow_saga.cli.commands"
+_UPKEEP = "airflow_saga.cli.upkeep"
 
 ARG_DAG_ID = Arg(("dag_id",), help="The id of the saga DAG, not of its compensation DAG")
 ARG_RUN_ID = Arg(("run_id",), help="The id of the DAG run")
@@ -83,14 +84,14 @@ _EVERY = (ARG_OUTPUT, ARG_VERBOSE)
 
 
 def _command(
-    name: str, help_text: str, *args: Arg, function_name: str | None = None, description: str | None = None
+    name: str, help_text: str, *args: Arg, function: str | None = None, description: str | None = None
 ) -> ActionCommand:
-    function = lazy_load_command(f"{_COMMANDS}.{function_name or name}")
-    return ActionCommand(name, help_text, function, (*args, *_EVERY), description=description)
+    loaded = lazy_load_command(function or f"{_COMMANDS}.{name}")
+    return ActionCommand(name, help_text, loaded, (*args, *_EVERY), description=description)
 
 
 def _db_command(name: str, help_text: str) -> ActionCommand:
-    return ActionCommand(name, help_text, lazy_load_command(f"{_COMMANDS}.db_{name}"), _EVERY)
+    return ActionCommand(name, help_text, lazy_load_command(f"{_UPKEEP}.db_{name}"), _EVERY)
 
 
 _DB_COMMANDS = (
@@ -105,7 +106,7 @@ _SAGA_COMMANDS = (
         ARG_LIST_DAG_ID,
         ARG_LIST_STATE,
         ARG_LIMIT,
-        function_name="list_sagas",
+        function=f"{_COMMANDS}.list_sagas",
     ),
     _command("show", "Tell a saga: what stands, what to do next, what happened when", *_SAGA),
     _command("plan", "Show what an undo would do now, in its order, without doing it", *_SAGA),
@@ -135,9 +136,23 @@ _SAGA_COMMANDS = (
         ),
     ),
     _command("release", "Let an undo go on that is held since many sagas failed at once", *_SAGA),
-    _command("reconcile", "Look once for what every hook has missed, as the reconciler DAG does"),
-    _command("prune", "Delete the actions of settled sagas that are old", ARG_RETENTION_DAYS, ARG_YES),
-    _command("doctor", "Prove that store, plugin and reconciler are alive; say what to do where not"),
+    _command(
+        "reconcile",
+        "Look once for what every hook has missed, as the reconciler DAG does",
+        function=f"{_UPKEEP}.reconcile",
+    ),
+    _command(
+        "prune",
+        "Delete the actions of settled sagas that are old",
+        ARG_RETENTION_DAYS,
+        ARG_YES,
+        function=f"{_UPKEEP}.prune",
+    ),
+    _command(
+        "doctor",
+        "Prove that store, plugin and reconciler are alive; say what to do where not",
+        function=f"{_UPKEEP}.doctor",
+    ),
 )
 
 

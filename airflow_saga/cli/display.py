@@ -5,6 +5,7 @@ Nothing shown here is read back. Texts are printed as they are, never as markup:
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,34 +111,34 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-# -- out --------------------------------------------------------------------------------------------------------------
+# -- whole answers ----------------------------------------------------------------------------------------------------
 
 
-def print_data(data: Any, output: str) -> None:
+def data_text(data: Any, output: str) -> str:
     """As JSON or YAML, with the types they have: numbers stay numbers."""
     if output == "yaml":
         from airflow.utils import yaml
 
-        print(yaml.dump(plain(data), sort_keys=False, allow_unicode=True), end="")
-    else:
-        print(json.dumps(plain(data), ensure_ascii=False, indent=2))
+        return str(yaml.dump(plain(data), sort_keys=False, allow_unicode=True)).rstrip("\n")
+    return json.dumps(plain(data), ensure_ascii=False, indent=2)
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
+def table_text(rows: Sequence[Mapping[str, Any]], nothing: str) -> str:
     """Airflow's own table, but with texts as they are."""
     if not rows:
-        print(nothing)
-        return
+        return nothing
     from airflow.cli.simple_table import AirflowConsole, SimpleTable
     from rich.text import Text
 
-    table = SimpleTable(show_header=True)
+    table = SimpleTable(caption=None)
     table.show_header = True
     for column in rows[0]:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row.values()))
-    AirflowConsole().print(table)
+    printed = io.StringIO()
+    AirflowConsole(file=printed).print(table)
+    return "\n".join(line.rstrip() for line in printed.getvalue().rstrip().splitlines())
 
 
 def complain(message: str) -> None:

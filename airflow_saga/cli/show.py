@@ -118,9 +118,9 @@ class Shown:
         for each in standing:
             action = by_id[each.action]
             yield f"  #{each.action} {each.name} of step {each.step} is {each.state}"
-            yield f"      since  {each.why}"
-            yield f"      call   {self._call(action)}"
-            yield f"      keys   {action.key}" + (f", undo {action.undo_key}" if action.undo_key else "")
+            yield f"      why   {each.why}"
+            yield f"      call  {self._call(action)}"
+            yield f"      keys  {action.key}" + (f", undo {action.undo_key}" if action.undo_key else "")
             for move in each.next:
                 yield from (f"      {line}" for line in _told(move))
 

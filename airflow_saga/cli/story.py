@@ -235,6 +235,8 @@ class Story:
             yield Move(
                 f"wait until {moment(action.lands_by)}: a call that did not report may land until then"
             )
+        if action.reconcile_at is not None:
+            yield Move("nothing: its compensation is asked again by itself")
         if resolvable:
             gone = "it is not there, or is undone by hand" if action.in_doubt else "it is undone by hand"
             yield Move(gone, self._resolve(action, "--undone"))

@@ -6,21 +6,23 @@ Codes: 0 done, 1 refused or failed (why is on standard error, without a tracebac
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import pwd
 import sys
 import traceback
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import psycopg
 from airflow.exceptions import AirflowConfigException
 from airflow.utils.cli import action_cli
 
-from airflow_saga.cli.display import Display, complain
+from airflow_saga.cli.display import Display, complain, data_text
 from airflow_saga.core.errors import SagaError
 from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.settings import secrets_of_this_process, sensitive_names, store_address
@@ -29,11 +31,20 @@ from airflow_saga.store.migrate import check
 
 DONE, REFUSED, USAGE = 0, 1, 2
 
-Command = Callable[[Namespace], int]
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command has to say on standard output, and the code it ends with."""
+
+    text: str
+    code: int = DONE
+
+
+Command = Callable[[Namespace], Answer]
 
 
 def verb(*, writes: bool) -> Callable[[Command], Callable[[Namespace], None]]:
-    """A command: its result is the exit code.
+    """Make a command of a function.
 
     :param writes: it changes something, so Airflow's audit log keeps that it was called, by whom and with what.
     """
@@ -45,18 +56,38 @@ def verb(*, writes: bool) -> Callable[[Command], Callable[[Namespace], None]]:
         def run(args: Namespace) -> None:
             # As Airflow's own commands do it: connections may then come from its metadata, also through the SDK.
             os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
-            warnings.simplefilter("default" if args.verbose else "ignore")
-            code = _code_of(called, args)
-            sys.stdout.flush()
-            if code != DONE:
-                sys.exit(code)
+            with _only_answers_on_stdout(args.verbose):
+                answer = _answer_of(called, args)
+            if answer.text:
+                print(answer.text)
+                sys.stdout.flush()
+            if answer.code != DONE:
+                sys.exit(answer.code)
 
         return run
 
     return wrap
 
 
-def _code_of(command: Command, args: Namespace) -> int:
+@contextmanager
+def _only_answers_on_stdout(verbose: bool) -> Iterator[None]:
+    """Airflow logs to standard output, also past ``sys.stdout``; what a program reads there must be ours alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+            if not verbose:
+                warnings.simplefilter("ignore")
+                logging.disable(logging.INFO)
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _answer_of(command: Command, args: Namespace) -> Answer:
     try:
         return command(args)
     except (SagaError, AirflowConfigException, MetadataUnreadableError) as problem:
@@ -68,7 +99,13 @@ def _code_of(command: Command, args: Namespace) -> int:
     if args.verbose:
         traceback.print_exc()
     complain(display().text(message) or "")
-    return REFUSED
+    return Answer("", REFUSED)
+
+
+def say(args: Namespace, message: str, data: Mapping[str, Any], code: int = DONE) -> Answer:
+    """The message for people; for programs the same message among the data."""
+    text = message if args.output == "table" else data_text({"message": message, **data}, args.output)
+    return Answer(text, code)
 
 
 def usage(message: str) -> NoReturn:

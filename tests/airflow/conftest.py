@@ -1,0 +1,141 @@
+"""An Airflow without its components: a migrated metadata database, two parsed DAGs, and the `airflow saga …` commands.
+
+The metadata is one SQLite file for all tests of a process, so each test takes a run id of its own; the saga store is
+a real Postgres, fresh for each test. A command runs as users run it, as a process (`airflow_process`), or, since that
+takes seconds to load Airflow, by the same parser in this process (`airflow_saga_cli`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.store.scene import Scene
+
+DAGS = """
+from __future__ import annotations
+
+from airflow.sdk import DAG, BaseOperator
+
+for dag_id in ("book_trip", "book_trip__compensation", "no_saga"):
+    with DAG(dag_id, schedule=None, is_paused_upon_creation=False) as dag:
+        BaseOperator(task_id="flight")
+    globals()[dag_id] = dag
+"""
+PROCESS_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, and the code it ended with."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture(scope="session")
+def airflow_home() -> Path:
+    """The home of the Airflow of this process, with its metadata migrated and the DAGs parsed into it."""
+    home = Path(os.environ["AIRFLOW_HOME"])
+    (home / "dags").mkdir(exist_ok=True)
+    (home / "dags" / "trips.py").write_text(DAGS)
+    for arguments in (("db", "migrate"), ("dags", "reserialize")):
+        said = _run_process(os.environ, *arguments)
+        assert said.code == 0, said.err[-4000:]
+    return home
+
+
+@pytest.fixture
+def store_url(database_url: str, monkeypatch: pytest.MonkeyPatch, airflow_home: Path) -> Iterator[str]:
+    """An empty store, to which the connection `saga_default` of this process and of those it starts leads."""
+    monkeypatch.setenv("AIRFLOW_CONN_SAGA_DEFAULT", database_url)
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
+    _forget_addresses()
+    yield database_url
+    _forget_addresses()
+
+
+def _forget_addresses() -> None:
+    # Loaded here: the module reads Airflow's configuration, which the root conftest has to prepare first.
+    from airflow_saga.settings import forget_addresses
+
+    forget_addresses()
+
+
+@pytest.fixture
+def scene(store_url: str) -> Iterator[Scene]:
+    """A run of `book_trip` in the store, of which Airflow knows nothing unless `airflow_run` makes it known."""
+    played = Scene(store_url, run_id=f"manual__{uuid.uuid4().hex[:8]}")
+    yield played
+    played.close()
+
+
+@pytest.fixture
+def airflow_run(airflow_home: Path) -> Callable[..., None]:
+    """Make a run known to Airflow."""
+
+    def make(dag_id: str, run_id: str, *, state: str = "running", clear_number: int = 0) -> None:
+        from airflow.api.common.trigger_dag import trigger_dag
+        from airflow.utils.session import create_session
+        from airflow.utils.types import DagRunTriggeredByType
+
+        with create_session(scoped=False) as session:
+            run = trigger_dag(dag_id, run_id=run_id, triggered_by=DagRunTriggeredByType.TEST, session=session)
+            assert run is not None
+            run.state, run.clear_number = state, clear_number
+
+    return make
+
+
+@pytest.fixture
+def airflow_saga_cli(store_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run `airflow saga …` by Airflow's own parser, in this process."""
+    from airflow.cli.cli_parser import get_parser
+
+    def run(*arguments: object) -> Said:
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            args = get_parser().parse_args(["saga", *map(str, arguments)])
+            args.func(args)
+        except SystemExit as ended:
+            code = ended.code
+        said = capsys.readouterr()
+        return Said(code or 0, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def airflow_process(airflow_home: Path) -> Command:
+    """Run `airflow …` as a process; `env=` adds to its environment."""
+
+    def run(*arguments: object, env: dict[str, str] | None = None) -> Said:
+        return _run_process({**os.environ, **(env or {})}, *map(str, arguments))
+
+    return run
+
+
+def _run_process(env: Any, *arguments: str) -> Said:
+    airflow = Path(sys.executable).parent / "airflow"
+    done = subprocess.run(
+        [str(airflow), *arguments],
+        env={**env, "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_SECONDS,
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
