@@ -35,6 +35,7 @@ from airflow_saga.core.states import ActionState, SagaState, StepState
 from airflow_saga.runtime.calls import CallRegister, RunningCall, end_process
 from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.ticket import Ticket
+from airflow_saga.store import signals
 from airflow_saga.store.connect import Address, first_line
 from airflow_saga.store.late import LateVerbs
 from airflow_saga.store.steps import Reading, StepVerbs, Written
@@ -273,10 +274,7 @@ class Journal:
 
     def _take_notifications(self) -> None:
         try:
-            self._connection.pgconn.consume_input()
-            noticed = False
-            while self._connection.pgconn.notifies() is not None:
-                noticed = True
+            noticed = signals.take(self._connection)
         except psycopg.OperationalError:
             self._reconnect()
             noticed = True
@@ -518,10 +516,7 @@ class Journal:
     # -- the store goes away and comes back -----------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        if (
-            self._connection.prepare_threshold is not None
-        ):  # behind a pooler a LISTEN is lost; the heartbeat polls
-            self._connection.execute(f"LISTEN airflow_saga_{self.saga.saga_id}".encode(), prepare=False)
+        signals.listen(self._connection, self.saga.saga_id)
 
     def _reconnect(self, problem: BaseException | None = None) -> None:
         """:raises StoreUnavailableError: after ``store_outage_seconds``; what is in flight ends in doubt."""

@@ -31,7 +31,7 @@ from airflow_saga.runtime.recorder import Recorder
 from airflow_saga.runtime.replay import Replay
 from airflow_saga.runtime.saga import Saga
 from airflow_saga.runtime.secrecy import KnownSecrets
-from airflow_saga.store import migrate
+from airflow_saga.store import migrate, signals
 from airflow_saga.store.connect import Address
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
@@ -129,12 +129,11 @@ class StepRun:
             if left <= 0 or self._killed_early:
                 uuid = str(request.request_uuid) if request is not None else None
                 raise StepWaitError(attached.decision.message, uuid)
-            if not listening and attached.saga is not None and connection.prepare_threshold is not None:
-                connection.execute(f"LISTEN airflow_saga_{attached.saga.saga_id}".encode(), prepare=False)
+            if not listening and attached.saga is not None:
+                signals.listen(connection, attached.saga.saga_id)
                 listening = True
                 log.info("%s; waiting in this slot for up to %.0f s", attached.decision.message, left)
-            for _ in connection.notifies(timeout=min(left, 1.0), stop_after=1):
-                pass
+            signals.wait(connection, min(left, 1.0))
 
     def _replayed(self, connection: psycopg.Connection, attached: Attached) -> StepResult:
         assert attached.saga is not None
