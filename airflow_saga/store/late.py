@@ -6,13 +6,15 @@ One transaction writes the event, moves the action, the step and the saga, and a
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 
 from airflow_saga.core.records import ActionRow, Outcome, RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import ActionState, Cause, Mode, RequestState, SagaState, StepState
 from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
-from airflow_saga.store.requests import insert_request, move_saga
+from airflow_saga.store.requests import close_if_nothing_stands, insert_request, move_saga, widen_request
 from airflow_saga.store.rows import note, one, wake
 
 _KEEPS_ITS_STATE = (
@@ -40,7 +42,9 @@ class LateVerbs:
             now_step = one(self.connection, StepRow, Q.lock_step_by_id, {"step_id": step.step_id})
             key = {"step_id": step.step_id, "generation": step.generation, "seq": outcome.seq}
             action = one(self.connection, ActionRow, Q.action_by_seq, key)
-            assert saga is not None and now_step is not None and action is not None
+            assert saga is not None
+            assert now_step is not None
+            assert action is not None
             change = self._apply(saga, now_step, action, outcome, idempotent)
             note(
                 self.connection,
@@ -61,7 +65,7 @@ class LateVerbs:
             self._change(action, outcome.state, outcome, in_doubt=outcome.state == ActionState.IN_DOUBT)
             return "completed after its step was taken over"
         if outcome.state == ActionState.FAILED:
-            return self._late_no(action, outcome, newer)
+            return self._late_no(saga, step, action, outcome, newer)
         if outcome.state != ActionState.DONE:
             return "nothing new"
         if action.state in _KEEPS_ITS_STATE:
@@ -78,11 +82,14 @@ class LateVerbs:
             self._change(action, ActionState.DONE, outcome, in_doubt=False)
         return "it took effect after all" + self._reopen(saga, step)
 
-    def _late_no(self, action: ActionRow, outcome: Outcome, newer: bool) -> str:
-        if action.state == ActionState.IN_DOUBT and not newer:
-            self._change(action, ActionState.FAILED, outcome, in_doubt=False)
-            return "it proved that it did not take effect"
-        return f"it stays {action.state}"
+    def _late_no(self, saga: SagaRow, step: StepRow, action: ActionRow, outcome: Outcome, newer: bool) -> str:
+        if action.state != ActionState.IN_DOUBT or newer:
+            return f"it stays {action.state}"
+        self._change(action, ActionState.FAILED, outcome, in_doubt=False)
+        closed = close_if_nothing_stands(
+            self.connection, saga, step, actor=saga.actor, reason="the rest proved not to have taken effect"
+        )
+        return "it proved that it did not take effect" + ("; nothing stands any more" if closed else "")
 
     def _twin(self, saga: SagaRow, step: StepRow, action: ActionRow, outcome: Outcome) -> str:
         """Two attempts, two effects: the second one needs a row of its own to be undone."""
@@ -111,6 +118,7 @@ class LateVerbs:
                 "result_lost": outcome.result_lost,
                 "reopened": reopened,
                 "error": outcome.error,
+                "landed": outcome.own and outcome.tries >= action.tries,
             },
         )
 
@@ -120,7 +128,7 @@ class LateVerbs:
             return ""
         if step.state == StepState.UNDONE:
             self.connection.execute(Q.step_partly_undone, {"step_id": step.step_id})
-        request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
+        why = "a late answer showed an effect that stands"
         closed = saga.state in (SagaState.CANCELLED, SagaState.PARTIALLY_CANCELLED)
         if closed:
             move_saga(
@@ -130,21 +138,29 @@ class LateVerbs:
                 mode=Mode.UNDO,
                 cause=saga.cause,
                 actor=saga.actor,
-                reason="a late answer showed an effect that stands",
+                reason=why,
                 stop_clear_number=saga.stop_clear_number,
             )
+        request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
         if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
-            return "; the undo that is due covers it"
-        if request is not None:
-            return "; an undo is under way, the next one covers it"
-        insert_request(
-            self.connection,
-            saga,
-            scope=None if closed else {step.step_id: 0},
-            cause=Cause.LATE,
-            actor="airflow",
-            reason="a late answer showed an effect that stands",
-            clear_number=saga.clear_number,
-        )
+            return "; the undo that is due covers it"  # and asks for its own, should it be withdrawn
+        ask: dict[str, Any] = {
+            "scope": None if closed else {step.step_id: 0},
+            "cause": Cause.LATE,
+            "actor": "airflow",
+            "reason": why,
+            "clear_number": saga.clear_number,
+        }
         wake(self.connection, saga.saga_id, "undo")
-        return "; its undo is asked for"
+        if request is None:
+            insert_request(self.connection, saga, **ask)
+            return "; its undo is asked for"
+        if request.state == RequestState.REQUESTED:
+            widen_request(self.connection, request, **ask)
+            return "; the undo that was asked for takes it along"
+        queued = one(self.connection, RequestRow, Q.queued_request, {"saga_id": saga.saga_id})
+        if queued is None:
+            insert_request(self.connection, saga, state=RequestState.QUEUED, **ask)
+        else:
+            widen_request(self.connection, queued, **ask)
+        return "; its undo is queued behind the one under way"

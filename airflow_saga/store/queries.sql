@@ -447,22 +447,29 @@ VALUES (%(saga_id)s, %(step_id)s, %(action_id)s, %(request_id)s, %(what)s, %(act
 SELECT pg_notify('airflow_saga_' || %(saga_id)s, %(what)s);
 
 -- name: reopen_action
--- What a late answer changes; undo_key and the probe start anew.
+-- What a late answer changes; undo_key and the probe start anew. Only the newest try's own answer ends A1.
 UPDATE airflow_saga.action
 SET state = %(state)s, in_doubt = %(in_doubt)s, result = coalesce(%(result)s, result), probed = false,
     result_lost = %(result_lost)s, reopened = reopened + %(reopened)s, error = %(error)s, reconcile_at = NULL,
-    undo_failures = 0, undo_deadline_at = NULL, finished_at = clock_timestamp(), lands_by = NULL
+    undo_failures = 0, undo_deadline_at = NULL, finished_at = clock_timestamp(),
+    lands_by = CASE WHEN %(landed)s THEN NULL ELSE lands_by END
 WHERE action_id = %(action_id)s;
 
 -- name: insert_twin
+-- Its seq is far above those that a running attempt still counts up to.
 INSERT INTO airflow_saga.action (saga_id, step_id, generation, seq, parallel, name, version, effect, fingerprint, key,
                                  state, tries, params, result, result_lost, begun_at, finished_at, twin_of)
 SELECT saga_id, step_id, generation,
-       (SELECT max(seq) + 1 FROM airflow_saga.action m WHERE m.step_id = a.step_id AND m.generation = a.generation),
+       (SELECT greatest(max(seq) + 1, 1 << 30) FROM airflow_saga.action m WHERE m.step_id = a.step_id AND m.generation = a.generation),
        parallel, name, version, effect, fingerprint, key, 'DONE', %(tries)s, params, %(result)s, %(result_lost)s,
        begun_at, clock_timestamp(), action_id
 FROM airflow_saga.action a WHERE action_id = %(action_id)s
 RETURNING *;
+
+-- name: reopened_steps
+-- Steps in which a late answer showed an effect that nobody has undone or put before a person yet.
+SELECT DISTINCT s.step_id FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
+WHERE s.saga_id = %(saga_id)s AND s.state = 'PARTLY_UNDONE' AND NOT a.settled;
 
 -- name: step_partly_undone
 UPDATE airflow_saga.step SET state = 'PARTLY_UNDONE', changed_at = clock_timestamp()

@@ -186,6 +186,18 @@ def move_saga(
     note(connection, f"saga {saga.state} → {state}", actor or "airflow", detail or None, saga_id=saga.saga_id)
 
 
+def close_if_nothing_stands(
+    connection: psycopg.Connection, saga: SagaRow, step: StepRow, *, actor: str | None, reason: str
+) -> bool:
+    """After the last residual of a step, and of a partly cancelled saga, is settled without an undo."""
+    connection.execute(Q.step_resolved, {"step_id": step.step_id})
+    stands = (first(connection, Q.saga_has_residual, {"saga_id": saga.saga_id}) or {})["stands"]
+    if saga.state != SagaState.PARTIALLY_CANCELLED or stands:
+        return False
+    move_saga(connection, saga, SagaState.CANCELLED, cause=saga.cause, actor=actor, reason=reason)
+    return True
+
+
 class RequestVerbs:
     """What people, listeners, steps and the reconciler decide. One verb, one transaction."""
 
@@ -456,7 +468,8 @@ class RequestVerbs:
                 return Decision(Verdict.IGNORED, f"{dag_id} / {run_id} is {saga.state}", saga, request)
             if clear_number < saga.clear_number:
                 return self._drop(saga, cause, "airflow", clear_number)
-            if saga.cause in NO_POLICY_CAUSES:  # a step was refused: what its own rows say outlives the run's end
+            # A step was refused: what its own rows say outlives the run's end.
+            if saga.cause in NO_POLICY_CAUSES:
                 cause, reason = saga.cause, saga.reason
             if saga.state == SagaState.RUNNING:
                 move_saga(self.connection, saga, SagaState.FAILED, cause=cause, reason=reason)
@@ -532,22 +545,11 @@ class RequestVerbs:
                 step_id=step.step_id,
                 action_id=action_id,
             )
-            self.connection.execute(Q.step_resolved, {"step_id": step.step_id})
-            stands = (first(self.connection, Q.saga_has_residual, {"saga_id": saga.saga_id}) or {})["stands"]
-            if saga.state == SagaState.PARTIALLY_CANCELLED and not stands:
-                move_saga(
-                    self.connection,
-                    saga,
-                    SagaState.CANCELLED,
-                    cause=saga.cause,
-                    actor=actor,
-                    reason="the rest is resolved",
-                )
-                return Decision(
-                    Verdict.CANCELLED,
-                    f"{dag_id} / {run_id} is CANCELLED now: nothing is left to settle",
-                    saga,
-                )
+            if close_if_nothing_stands(
+                self.connection, saga, step, actor=actor, reason="the rest is resolved"
+            ):
+                message = f"{dag_id} / {run_id} is CANCELLED now: nothing is left to settle"
+                return Decision(Verdict.CANCELLED, message, saga)
             return Decision(Verdict.ALREADY, f"{action.name} is {to} now", saga)
 
     def _action_of(self, dag_id: str, run_id: str, action_id: int) -> tuple[SagaRow, StepRow, ActionRow]:

@@ -89,7 +89,7 @@ class StepVerbs:
             if decision.go is Go.REDO:
                 assert step is not None
                 return self._redo(attempt, saga, step, request)
-            saga = self._enter(attempt, saga, request)
+            saga, _ = self._enter(attempt, saga, request)
             if decision.go is Go.REPLAY:
                 assert step is not None
                 self.connection.execute(
@@ -139,20 +139,12 @@ class StepVerbs:
         scope = dicts(self.connection, Q.scope_of_request, {"request_id": request.request_id})
         return step is not None and any(row["step_id"] == step.step_id for row in scope)
 
-    def _enter(self, attempt: Attempt, saga: SagaRow, request: RequestRow | None) -> SagaRow:
+    def _enter(
+        self, attempt: Attempt, saga: SagaRow, request: RequestRow | None
+    ) -> tuple[SagaRow, RequestRow | None]:
         """The saga runs (again): a hint that nobody has frozen is withdrawn, the DAG's policies are kept."""
         if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
-            self.connection.execute(
-                Q.move_request, {"request_id": request.request_id, "state": RequestState.WITHDRAWN}
-            )
-            note(
-                self.connection,
-                "undo withdrawn",
-                "airflow",
-                f"{attempt.step_label} runs again, so the saga has not failed after all",
-                saga_id=saga.saga_id,
-                request_id=request.request_id,
-            )
+            request = self._withdraw(attempt, saga, request)
         self.connection.execute(
             Q.attach_saga,
             {
@@ -165,7 +157,35 @@ class StepVerbs:
         )
         entered = one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": saga.saga_id})
         assert entered is not None
-        return entered
+        return entered, request
+
+    def _withdraw(self, attempt: Attempt, saga: SagaRow, hint: RequestRow) -> RequestRow | None:
+        """The hint ends. Where it was to undo what a late answer had shown, that is asked for on its own."""
+        self.connection.execute(
+            Q.move_request, {"request_id": hint.request_id, "state": RequestState.WITHDRAWN}
+        )
+        detail = f"{attempt.step_label} runs again, so the saga has not failed after all"
+        note(
+            self.connection,
+            "undo withdrawn",
+            "airflow",
+            detail,
+            saga_id=saga.saga_id,
+            request_id=hint.request_id,
+        )
+        reopened = dicts(self.connection, Q.reopened_steps, {"saga_id": saga.saga_id})
+        if not reopened:
+            return None
+        wake(self.connection, saga.saga_id, "undo")
+        return insert_request(
+            self.connection,
+            saga,
+            scope={row["step_id"]: 0 for row in reopened},
+            cause=Cause.LATE,
+            actor="airflow",
+            reason="a late answer showed an effect that stands",
+            clear_number=attempt.clear_number,
+        )
 
     def _take(
         self, attempt: Attempt, saga: SagaRow, step: StepRow | None, decision: AttachDecision
@@ -224,7 +244,7 @@ class StepVerbs:
         if request is not None and request.state == RequestState.FROZEN:
             message = f"{attempt.label}: it was cleared after it had finished; another undo has to end first"
             return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
-        saga = self._enter(attempt, saga, request)
+        saga, request = self._enter(attempt, saga, request)
         scope = {other.step_id: 0 for other in later if other.label in cleared} | {step.step_id: 0}
         ask: dict[str, Any] = {
             "scope": scope,
@@ -233,7 +253,7 @@ class StepVerbs:
             "reason": f"{attempt.step_label} was cleared",
             "clear_number": attempt.clear_number,
         }
-        if request is not None and request.state == RequestState.REQUESTED:
+        if request is not None:
             request = widen_request(self.connection, request, **ask)
         else:
             request = insert_request(self.connection, saga, **ask)
@@ -274,13 +294,13 @@ class StepVerbs:
         readings: Sequence[Reading] = (),
     ) -> Written:
         """How calls ended, what READ_ONLY calls said, and which calls may begin: one commit, usually one statement."""
-        births = [(intent, None) for intent in intents] + list(readings)
+        births = sorted([*((i, None) for i in intents), *readings], key=lambda birth: birth[0].seq)
         pairs = list(zip_longest(outcomes, births))
         if len(pairs) <= 1:
             outcome, birth = pairs[0] if pairs else (None, None)
-            rows = [self.connection.execute(Q.write_forward, _write(step, outcome, birth)).fetchone()]
+            rows = [self.connection.execute(Q.write_forward, write_params(step, outcome, birth)).fetchone()]
         else:
-            rows = self._write_together([_write(step, outcome, birth) for outcome, birth in pairs])
+            rows = self._write_together([write_params(step, outcome, birth) for outcome, birth in pairs])
         seen = rows[-1]
         assert seen is not None, "a step's rows are never deleted while it runs"
         ended = frozenset(row[3] for row in rows if row and row[3] is not None)
@@ -416,7 +436,7 @@ _NO_BIRTH: dict[str, Any] = {
 }
 
 
-def _write(
+def write_params(
     step: StepRow, outcome: Outcome | None, birth: tuple[Intent, Outcome | None] | None
 ) -> dict[str, Any]:
     write = {**_held(step), "generation": step.generation, **_NO_OUTCOME, **_NO_BIRTH}
