@@ -176,11 +176,17 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+# The second half past two of that night.
+PARIS = datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Paris"))
+
 EXAMPLES: list[Any] = [
+    {Status.BOOKED: 1},
+    {"a": {Status.BOOKED: [Weekday.MONDAY]}, Weekday.TUESDAY: 2},
+    pathlib.PurePosixPath("/\ud83d\ude00/\udcff"),
     {"t": "a\x00b", "s": "\ud800", "b": b"\xff\x00"},
     Decimal("12345678901234567.89"),
     Decimal("sNaN7"),
-    datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Paris")),
+    PARIS,
     pendulum.datetime(2026, 10, 25, 2, 30, tz="Europe/Paris"),
     pendulum.DateTime(2026, 1, 2, tzinfo=ZoneInfo("Asia/Tokyo")),
     pendulum.DateTime(2026, 1, 2, tzinfo=pendulum.FixedTimezone(5400)),
