@@ -121,7 +121,8 @@ def _saga_verdict(attempt: Attempt, saga: SagaRow, step: StepRow | None) -> Atta
         return AttachDecision(
             Go.REFUSE,
             f"{attempt.label}: an undo left something standing, and nobody has settled it; nothing was called. "
-            f"See airflow saga show {attempt.dag_id} {attempt.run_id}, settle it with airflow saga resolve …, clear again.",
+            f"See airflow saga show {attempt.dag_id} {attempt.run_id}, settle it with airflow saga resolve …, "
+            f"clear again.",
         )
     return None
 
@@ -274,7 +275,10 @@ def missing_compensation(row: ActionRow, known: Action[..., object] | None) -> s
                 f"{row.name!r} was called in version {row.version}, the DAG file declares version {known.version} "
                 f"and no compensations={{{row.version}: …}} for the old one"
             )
-        return f"{row.name!r} is declared {known.effect.value} now and has no compensation; it was called as {row.effect}"
+        return (
+            f"{row.name!r} is declared {known.effect.value} now and has no compensation; "
+            f"it was called as {row.effect}"
+        )
     problem = takes_one_record(compensation)
     if problem:
         return f"the compensation of {row.name!r} does not take one ActionRecord any more: {problem}"

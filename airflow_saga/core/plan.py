@@ -1,4 +1,4 @@
-"""The undo plan: which actions, in which order, and what will be done with each. Frozen with the request, and hashed."""
+"""The undo plan: which actions, in which order, and what will be done with each. Frozen with the request, hashed."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def undo_order(steps: Iterable[StepRow]) -> list[StepRow]:
 
 
 def build_plan(
-    steps: Sequence[StepRow], actions: Iterable[ActionRow], from_seq: dict[int, int]
+    steps: Sequence[StepRow], actions: Iterable[ActionRow], from_seq: dict[int, int], *, goes_on: bool = False
 ) -> dict[str, Any]:
     """What an undo of these steps has to settle, as plain JSON data.
 
     :param from_seq: step_id → first seq of the current generation that the undo is about (0: the whole step).
+    :param goes_on: nobody asked anew (a date fell due, a late answer): what was given up before is not tried again.
     """
     by_step: dict[int, list[ActionRow]] = {}
     for row in actions:
@@ -60,14 +61,16 @@ def build_plan(
                     "step_id": step.step_id,
                     "task_id": step.task_id,
                     "map_index": step.map_index,
-                    "actions": [_planned(row) for row in rows],
+                    "actions": [_planned(row, goes_on) for row in rows],
                 }
             )
     return {"steps": planned}
 
 
-def _planned(row: ActionRow) -> dict[str, Any]:
+def _planned(row: ActionRow, goes_on: bool) -> dict[str, Any]:
     expected = "cannot be undone" if row.effect == Effect.NON_COMPENSABLE else _EXPECTED[row.state]
+    if goes_on and row.settled and row.state != ActionState.NON_COMPENSABLE:
+        expected = "waits for its date" if row.state == ActionState.COMPENSATING else "waits for a person"
     return {
         "action_id": row.action_id,
         "generation": row.generation,

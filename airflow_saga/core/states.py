@@ -112,7 +112,8 @@ SETTLED_ACTION_STATES: frozenset[str] = frozenset(
         ActionState.ACCEPTED,
     }
 )
-"""Settled whatever else the row says. IN_DOUBT after its probe and COMPENSATING with a date are settled too."""
+"""Settled whatever else the row says, COMPENSATION_FAILED until a person asks for another undo. IN_DOUBT after its
+probe and COMPENSATING with a date are settled too."""
 
 RESIDUAL_ACTION_STATES: frozenset[str] = frozenset(
     {

@@ -114,7 +114,7 @@ _ACTION_CHECK = """
             USING ERRCODE = 'check_violation', CONSTRAINT = 'state_fits_effect';
     END IF;
 """
-# plpgsql, not a WHEN clause: Postgres parses a trigger's WHEN again for every statement, which costs more than the write.
+# plpgsql, not a WHEN clause: Postgres parses that again for every statement, which costs more than the write.
 
 
 def move_triggers() -> Iterator[str]:

@@ -271,7 +271,7 @@ WITH held AS MATERIALIZED (
         waiting_for = %(waiting_for)s, later_token = coalesce(%(later_token)s, a.later_token)
     FROM held
     WHERE held.fence = %(fence)s AND held.state = 'UNDOING'
-      AND a.action_id = %(ended_id)s::bigint AND a.state = 'COMPENSATING'
+      AND a.action_id = %(ended_id)s::bigint AND a.step_id = %(step_id)s AND a.state = 'COMPENSATING'
     RETURNING a.action_id
 ), begun AS (
     UPDATE airflow_saga.action a
@@ -288,11 +288,11 @@ WITH held AS MATERIALIZED (
           SELECT 1 FROM airflow_saga.action later
           WHERE later.step_id = a.step_id AND NOT later.settled
             AND (later.generation, later.seq) > (a.generation, a.seq)
-            AND later.action_id IS DISTINCT FROM %(ended_id)s::bigint)
+            AND NOT (%(ended_settles)s AND later.action_id IS NOT DISTINCT FROM %(ended_id)s::bigint))
       AND NOT EXISTS (
           SELECT 1 FROM airflow_saga.action later
           WHERE later.step_id = ANY(%(later_step_ids)s::bigint[]) AND NOT later.settled)
-      AND (%(ended_id)s::bigint IS NULL OR %(ended_id)s::bigint = a.action_id OR EXISTS (SELECT 1 FROM ended))
+      AND (%(ended_id)s::bigint IS NULL OR EXISTS (SELECT 1 FROM ended))
     RETURNING a.action_id, a.undo_tries
 )
 SELECT fence, state, (SELECT action_id FROM ended) AS ended, (SELECT action_id FROM begun) AS begun,
@@ -343,9 +343,14 @@ SET state = 'UNDOING', fence = fence + 1, lease_until = NULL, changed_at = clock
 WHERE step_id = %(step_id)s;
 
 -- name: reset_for_undo
--- A new undo gives actions that an earlier one gave up new tries, and probes again what nobody could tell.
+-- An undo that somebody asked for gives new tries to actions that an earlier one gave up, and probes again what nobody
+-- could tell. One that only goes on (a date fell due, a late answer) leaves to people what was left to people.
 UPDATE airflow_saga.action
-SET undo_failures = 0, probed = false, reconcile_at = NULL, undo_deadline_at = NULL
+SET undo_failures = CASE WHEN %(goes_on)s THEN undo_failures ELSE 0 END,
+    probed = probed AND %(goes_on)s,
+    undo_deadline_at = CASE WHEN %(goes_on)s THEN undo_deadline_at END,
+    undo_finished_at = CASE WHEN %(goes_on)s THEN undo_finished_at END,
+    reconcile_at = CASE WHEN %(goes_on)s AND reconcile_at > clock_timestamp() THEN reconcile_at END
 WHERE step_id = %(step_id)s AND residual;
 
 -- name: end_undo_of_step
@@ -374,7 +379,7 @@ WHERE c.request_id = %(request_id)s AND NOT a.settled ORDER BY a.action_id;
 
 -- name: halted_of_request
 SELECT EXISTS (SELECT 1 FROM airflow_saga.action a JOIN airflow_saga.undo_scope c USING (step_id)
-WHERE c.request_id = %(request_id)s AND a.state = 'COMPENSATION_FAILED') AS halted;
+WHERE c.request_id = %(request_id)s AND a.state = 'COMPENSATION_FAILED' AND a.settled) AS halted;
 
 -- name: actions_of_steps
 SELECT * FROM airflow_saga.action WHERE step_id = ANY(%(step_ids)s::bigint[]) AND residual;
@@ -424,6 +429,10 @@ UPDATE airflow_saga.undo_request
 SET state = 'FROZEN', plan = %(plan)s, plan_hash = %(plan_hash)s, owner_run_id = %(owner_run_id)s,
     owner_lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s), frozen_at = clock_timestamp()
 WHERE request_id = %(request_id)s RETURNING *;
+
+-- name: fence_steps_of_request
+UPDATE airflow_saga.step SET fence = fence + 1, lease_until = NULL
+WHERE state = 'UNDOING' AND step_id IN (SELECT step_id FROM airflow_saga.undo_scope WHERE request_id = %(request_id)s);
 
 -- name: own_request
 UPDATE airflow_saga.undo_request

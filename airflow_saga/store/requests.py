@@ -263,8 +263,8 @@ class RequestVerbs:
     ) -> Decision:
         """Undo a saga whatever state it is in: stop it first if it runs. Asking twice joins the first request.
 
-        ``marked_failed`` comes from hooks, which may be late: it undoes a saga that runs or has completed, no other, and
-        none that was cleared and has run since.
+        ``marked_failed`` comes from hooks, which may be late: it undoes a saga that runs or has completed, no other,
+        and none that was cleared and has run since.
         """
         with self.connection.transaction():
             saga = self._saga_or_new(dag_id, run_id)
@@ -561,7 +561,8 @@ class RequestVerbs:
             raise UnknownSagaError(f"{dag_id} / {run_id} has no action {action_id}; see: airflow saga show")
         step = one(self.connection, StepRow, Q.lock_step_by_id, {"step_id": found.step_id})
         action = one(self.connection, ActionRow, Q.lock_action, {"action_id": action_id})
-        assert step is not None and action is not None
+        assert step is not None
+        assert action is not None
         return saga, step, action
 
     def _check_resolvable(
@@ -581,8 +582,8 @@ class RequestVerbs:
         if answers:
             if action.state != ActionState.IN_DOUBT or step.state != StepState.STOPPED:
                 raise VerbRefusedError(
-                    f"{what} is {action.state} in a step that is {step.state}: only an action in doubt of a stopped step "
-                    f"can be answered; after an undo use --undone or --accepted"
+                    f"{what} is {action.state} in a step that is {step.state}: only an action in doubt of a stopped "
+                    f"step can be answered; after an undo use --undone or --accepted"
                 )
         elif step.state != StepState.PARTLY_UNDONE:
             raise VerbRefusedError(

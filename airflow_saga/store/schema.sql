@@ -99,7 +99,8 @@ CREATE TABLE airflow_saga.action (
     note text,
     settled boolean GENERATED ALWAYS AS (
         effect = 'READ_ONLY'
-        OR state IN ('FAILED', 'COMPENSATED', 'COMPENSATION_FAILED', 'NON_COMPENSABLE', 'ACCEPTED')
+        OR state IN ('FAILED', 'COMPENSATED', 'NON_COMPENSABLE', 'ACCEPTED')
+        OR (state = 'COMPENSATION_FAILED' AND undo_finished_at IS NOT NULL)  -- NULL: a person asked for another undo
         OR (state = 'IN_DOUBT' AND probed)
         OR (state = 'COMPENSATING' AND reconcile_at IS NOT NULL)
     ) STORED,

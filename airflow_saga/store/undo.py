@@ -19,6 +19,8 @@ from airflow_saga.core.plan import build_plan, comes_after, hash_of
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import (
     NO_POLICY_CAUSES,
+    ActionState,
+    Cause,
     Mode,
     RequestState,
     SagaState,
@@ -29,6 +31,8 @@ from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request, move_saga
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
 
+GOES_ON = (Cause.DUE, Cause.LATE)
+"""Causes of an undo that nobody asked for anew: what an earlier one gave up still waits for a person."""
 _ENDED = (RequestState.SETTLED, RequestState.WITHDRAWN, RequestState.EXPIRED)
 _SEIZABLE = (
     StepState.RUNNING,
@@ -84,6 +88,11 @@ class EndedTry:
     waiting_for: str | None = None
     later_token: str | None = None
 
+    @property
+    def settles(self) -> bool:
+        """The action is settled by it, so that the ones before it may be undone (P5)."""
+        return self.state != ActionState.COMPENSATING or self.reconcile_seconds is not None
+
 
 @dataclass(frozen=True)
 class NextTry:
@@ -114,7 +123,7 @@ def plan_of(
         from_seq = {row["step_id"]: row["from_seq"] for row in rows}
         steps = [step for step in steps if step.step_id in from_seq]
     actions = many(connection, ActionRow, Q.actions_of_steps, {"step_ids": [step.step_id for step in steps]})
-    plan = build_plan(steps, actions, from_seq)
+    plan = build_plan(steps, actions, from_seq, goes_on=request is not None and request.cause in GOES_ON)
     return plan, hash_of(plan)
 
 
@@ -167,7 +176,8 @@ class UndoVerbs:
             raise UnknownSagaError(f"there is no undo request {request_uuid}")
         saga = one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": found.saga_id})
         request = one(self.connection, RequestRow, Q.lock_request, {"request_uuid": request_uuid})
-        assert saga is not None and request is not None
+        assert saga is not None
+        assert request is not None
         return saga, request
 
     def _policy_applies(self, saga: SagaRow) -> bool:
@@ -222,7 +232,8 @@ class UndoVerbs:
                 raise StoreError(f"{step.label} is {step.state} though no other undo is open: this is a bug")
             self.connection.execute(Q.seize_step, {"step_id": step.step_id})
             self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
-            self.connection.execute(Q.reset_for_undo, {"step_id": step.step_id})
+            goes_on = request.cause in GOES_ON
+            self.connection.execute(Q.reset_for_undo, {"step_id": step.step_id, "goes_on": goes_on})
             scope = {"request_id": request.request_id, "step_id": step.step_id, "from_seq": 0}
             if request.whole_run:
                 self.connection.execute(Q.insert_scope, scope)
@@ -264,7 +275,16 @@ class UndoVerbs:
                 message = f"{request.owner_run_id} carries this undo out already"
                 return FreezeResult(Freeze.OWNED, request, saga, message)
             detail = f"from {request.owner_run_id}"
-            note(self.connection, "undo taken over", owner_run_id, detail, saga_id=saga.saga_id)
+            self._scope_steps(saga, request)
+            self.connection.execute(Q.fence_steps_of_request, {"request_id": request.request_id})
+            note(
+                self.connection,
+                "undo taken over",
+                owner_run_id,
+                detail,
+                saga_id=saga.saga_id,
+                request_id=request.request_id,
+            )
         owned = one(
             self.connection,
             RequestRow,
@@ -309,7 +329,8 @@ class UndoVerbs:
             if open_later:
                 names = ", ".join(f"{row['name']} of {row['task_id']}" for row in open_later[:5])
                 raise UndoOutOfOrderError(
-                    f"{step.label} of {saga.dag_id} / {saga.run_id} may be undone only after: {names}. Nothing was called."
+                    f"{step.label} of {saga.dag_id} / {saga.run_id} may be undone only after: {names}. "
+                    f"Nothing was called."
                 )
             values = {"step_id": step.step_id, "lease_seconds": lease_seconds, "host": host, "pid": pid}
             taken = one(self.connection, StepRow, Q.attach_undo, values)
@@ -327,6 +348,16 @@ class UndoVerbs:
 
         :raises UndoFencedError: a newer attempt owns the step; nothing was written.
         """
+        if ended is not None and begin is not None and ended.action_id == begin.action_id:
+            # One statement can update a row only once.
+            with self.connection.transaction():
+                taken, _ = self._write_undo(attached, ended, None)
+                return taken, self._write_undo(attached, None, begin)[1] if taken else None
+        return self._write_undo(attached, ended, begin)
+
+    def _write_undo(
+        self, attached: UndoAttached, ended: EndedTry | None, begin: NextTry | None
+    ) -> tuple[bool, int | None]:
         row = self.connection.execute(
             Q.write_undo,
             {
@@ -338,6 +369,7 @@ class UndoVerbs:
                 "ended_state": ended.state if ended else None,
                 "ended_error": ended.error if ended else None,
                 "ended_failures": int(ended.failed) if ended else 0,
+                "ended_settles": ended is not None and ended.settles,
                 "reconcile_seconds": ended.reconcile_seconds if ended else None,
                 "waiting_for": ended.waiting_for if ended else None,
                 "later_token": ended.later_token if ended else None,
@@ -350,8 +382,9 @@ class UndoVerbs:
         fence, state, ended_id, begun_id, tries = row
         if fence != attached.step.fence or state != StepState.UNDOING:
             raise UndoFencedError(
-                f"{attached.step.label} of {attached.saga.dag_id} / {attached.saga.run_id}: a newer attempt of the undo "
-                f"owns this step (fence {fence}, ours {attached.step.fence}); nothing further is called"
+                f"{attached.step.label} of {attached.saga.dag_id} / {attached.saga.run_id}: "
+                f"a newer attempt of the undo owns this step (fence {fence}, ours {attached.step.fence}); "
+                f"nothing further is called"
             )
         return ended_id is not None, tries if begun_id is not None else None
 
@@ -385,7 +418,8 @@ class UndoVerbs:
         """The row as it is now, and the database's clock."""
         row = one(self.connection, ActionRow, Q.read_action_row, {"action_id": action_id})
         now = first(self.connection, Q.now_row, {})
-        assert row is not None and now is not None
+        assert row is not None
+        assert now is not None
         return row, now["now"]
 
     def is_halted(self, request: RequestRow) -> bool:
@@ -430,7 +464,8 @@ class UndoVerbs:
             wake(self.connection, saga.saga_id, "settled")
             ended_saga = one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": saga.saga_id})
             ended_request = one(self.connection, RequestRow, Q.lock_request, {"request_uuid": request_uuid})
-            assert ended_saga is not None and ended_request is not None
+            assert ended_saga is not None
+            assert ended_request is not None
             return Settled(ended_saga, ended_request, self._residual(saga, request))
 
     def _residual(self, saga: SagaRow, request: RequestRow) -> tuple[ActionRow, ...]:
@@ -503,7 +538,7 @@ class UndoVerbs:
                 self.connection,
                 saga,
                 scope=None if whole else dict.fromkeys(due, 0),
-                cause="due",
+                cause=Cause.DUE,
                 actor="reconciler",
                 reason="a compensation that was under way is asked for again",
                 clear_number=saga.clear_number,

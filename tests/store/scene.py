@@ -200,11 +200,11 @@ class Scene:
     def hint(self, **more: Any) -> RequestRow:
         return self._asked(self.requests.fail_and_hint(*self.run, **{"cause": "failure", **more}).request)
 
-    def redo(self, step: StepRow, others: Iterable[str] = ()) -> RequestRow:
+    def redo(self, step: StepRow, others: Iterable[str] = (), **more: Any) -> RequestRow:
         """The task of a finished step is cleared, and its new attempt asks for the redo."""
         cleared = {"max_tries": step.max_tries + 1, "try_number": step.try_number + 1, "clear_number": 1}
         attached = self.try_attach(
-            step.task_id, after=step.ancestors, others_cleared=frozenset(others), **cleared
+            step.task_id, after=step.ancestors, others_cleared=frozenset(others), **cleared | more
         )
         assert attached.decision.go is Go.WAIT, attached.decision
         return self._asked(attached.request)
