@@ -130,7 +130,7 @@ class ActionRefusedError(SagaError):
     """The log refused to begin an action for a reason that a retry does not change; nothing was called."""
 
 
-class ActionFailedError(SagaError):
+class ActionFailedError(NotApplied):
     """An action proved that it did not take effect, also after its last try."""
 
 
@@ -166,6 +166,13 @@ class StepFencedError(StepInterrupted):
 
 class StepKilledError(StepInterrupted):
     """Airflow asked this process to go (SIGTERM); what that means is read from the task instance afterwards."""
+
+
+class StepCutOffError(StepInterrupted):
+    """The saga store has been away for too long: nothing more can be written, so nothing more is called.
+
+    The step ends with :class:`StoreUnavailableError`; an Airflow retry resumes it.
+    """
 
 
 class ActionTimedOut(StepInterrupted):

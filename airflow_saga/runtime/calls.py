@@ -15,9 +15,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from airflow_saga.core.errors import ActionTimedOut, StepInterrupted
+from airflow_saga.core.errors import ActionTimedOut, NotInSagaError
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class RunningCall:
     :ivar seq: of the action in the forward direction, None for a probe or a compensation.
     :ivar started: monotonic seconds.
     :ivar abandoned_at: monotonic seconds; set once, then the caller's own outcome no longer counts as one.
+    :ivar delivered: the interruption has been raised in the thread of the call.
     """
 
     name: str
@@ -58,24 +60,51 @@ class CallRegister:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._calls: set[RunningCall] = set()
-        self._pending_interrupt: StepInterrupted | None = None
+        self._closed = False
+        self._interrupted: RunningCall | None = None
         self._old_handler: object = None
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def enter(self, call: RunningCall) -> None:
+        """:raises NotInSagaError: the step has ended, so nobody would watch this call; it must not begin."""
         with self._lock:
+            if self._closed:
+                raise NotInSagaError(f"{call.name}: the step has ended; nothing was called")
             self._calls.add(call)
 
     def leave(self, call: RunningCall) -> bool:
-        """True if the caller's outcome counts: nobody abandoned the call before it ended."""
+        """True if the caller's outcome counts: nobody abandoned the call before it ended.
+
+        An exception that another thread or a signal raises here must not leave the call in the register: the process
+        would be ended for a call that is over.
+        """
+        try:
+            return self._leave(call)
+        except ActionTimedOut:  # meant for this call, which has just ended
+            return self._leave(call)
+        except BaseException:
+            self._leave(call)
+            raise
+
+    def _leave(self, call: RunningCall) -> bool:
         with self._lock:
             self._calls.discard(call)
+            if not self._calls:
+                self._idle.notify_all()
             if call.abandoned_at is not None and call.task is None:
                 clear_raised_in(call.thread_id)
             return call.abandoned_at is None
+
+    def close_when_idle(self) -> None:
+        """Wait for the calls that the body left running (each ends at its deadline), and let no other begin."""
+        with self._idle:
+            while self._calls:
+                self._idle.wait(1.0)
+            self._closed = True
 
     def overdue(self, now: float) -> list[RunningCall]:
         with self._lock:
@@ -101,6 +130,19 @@ class CallRegister:
             ]
         return min(dates, default=None)
 
+    def undelivered(self) -> list[RunningCall]:
+        """Abandoned calls of the main thread whose signal came just before a system call, which it did not end."""
+        main = threading.main_thread().ident
+        with self._lock:
+            return [
+                call
+                for call in self._calls
+                if call.abandoned_at is not None
+                and call.task is None
+                and call.thread_id == main
+                and not call.delivered
+            ]
+
     def mark_abandoned(self, call: RunningCall, why: str) -> bool:
         """Claim the call for the journal; False if it ended by itself meanwhile."""
         with self._lock:
@@ -113,10 +155,11 @@ class CallRegister:
     def interrupt(self, call: RunningCall) -> None:
         """Raise ``ActionTimedOut`` where the call runs."""
         if call.task is not None:
-            call.task.get_loop().call_soon_threadsafe(call.task.cancel)
+            with suppress(RuntimeError):  # its loop is closed: the call is over, whatever became of it
+                call.task.get_loop().call_soon_threadsafe(call.task.cancel)
             return
         if call.thread_id == threading.main_thread().ident and self._old_handler is not None:
-            self._pending_interrupt = ActionTimedOut(call.why)
+            self._interrupted = call
             signal.pthread_kill(call.thread_id, INTERRUPT)
             return
         with self._lock:
@@ -136,10 +179,10 @@ class CallRegister:
             self._old_handler = None
 
     def _on_interrupt(self, signum: int, frame: object) -> None:
-        pending, self._pending_interrupt = self._pending_interrupt, None
-        with_call = any(call.abandoned_at is not None for call in tuple(self._calls))
-        if pending is not None and with_call:
-            raise pending
+        call, self._interrupted = self._interrupted, None
+        if call is not None and call in self._calls and not call.delivered:
+            call.delivered = True
+            raise ActionTimedOut(call.why)
 
 
 def raise_in(thread_id: int, error: type[BaseException]) -> None:

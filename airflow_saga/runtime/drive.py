@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Mapping
+import time
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from airflow_saga.core.actions import Action
-from airflow_saga.core.errors import ActionTimedOut, NotApplied
+from airflow_saga.core.errors import (
+    ActionRefusedError,
+    ActionTimedOut,
+    NotApplied,
+    NotInSagaError,
+    StoreUnavailableError,
+)
 from airflow_saga.core.records import ActionRecord, Applied, Intent, ProbeAnswer, Unknown
+from airflow_saga.core.states import ActionState
 from airflow_saga.runtime.calls import RunningCall
 from airflow_saga.runtime.ticket import Ticket
 
@@ -22,30 +32,54 @@ if TYPE_CHECKING:
     from airflow_saga.runtime.recorder import Recorder
 
 
+BEGIN_WITHIN_SECONDS = 1.0
+"""A1: a call starts within this of sending its intent, else the intent is asserted again."""
+ASSERTIONS = 3
+
+
+class CallNotBegun(BaseException):
+    """The intent stands, and the call was not made, so it has no effect. ``why``: what the body gets to hear."""
+
+    def __init__(self, why: BaseException) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
 @dataclass(frozen=True)
 class Begin:
-    """Commit this intent; raises if it may not begin."""
+    """Commit this intent; raises if it may not begin. The answer is when it was sent, in monotonic seconds."""
 
     intent: Intent
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Another try of a recorded call; the answer is its number."""
+    """Another try of a recorded call; the answer is its number, and when it was sent.
+
+    ``was``: the state of the row before, which is true again if the call is not made after all.
+    """
 
     intent: Intent
+    was: ActionState
 
 
 @dataclass(frozen=True)
 class Perform:
-    """Make the call, within its timeout; the answer is what it returned."""
+    """Make the call, within its timeout; the answer is what it returned. ``sent`` None: READ_ONLY, it has no intent."""
 
     action: Action[Any, Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    key: str
-    seq: int | None
+    intent: Intent
+    sent: float | None
     tries: int
+
+    def running(self) -> RunningCall:
+        seq = None if self.sent is None else self.intent.seq
+        return RunningCall(self.action.name, self.action.timeout.total_seconds(), seq, self.tries)
+
+    def keywords(self) -> Mapping[str, Any]:
+        return {**self.kwargs, "key": self.intent.key} if self.action.wants_key else self.kwargs
 
 
 @dataclass(frozen=True)
@@ -87,7 +121,7 @@ def drive(story: Story, recorder: Recorder) -> Any:
         answer, problem = None, None
         try:
             answer = _do(op, recorder)
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001 - the story decides
             problem = raised
 
 
@@ -95,15 +129,17 @@ def _do(op: Op, recorder: Recorder) -> Any:
     journal = recorder.journal
     match op:
         case Begin(intent):
-            begun: Ticket[None] = Ticket()
-            journal.begin(intent, begun)
-            return begun.wait()
+            begun: Ticket[float] = Ticket()
+            with _withdrawn_if_interrupted(journal, intent, ActionState.FAILED, begun):
+                journal.begin(intent, begun)
+                return begun.wait()
         case Perform():
             return _perform(op, journal)
-        case Retry(intent):
-            tries: Ticket[int] = Ticket()
-            journal.retry(intent, tries)
-            return tries.wait()
+        case Retry(intent, was):
+            tries: Ticket[tuple[int, float]] = Ticket()
+            with _withdrawn_if_interrupted(journal, intent, was, tries):
+                journal.retry(intent, tries)
+                return tries.wait()
         case Pause(seconds):
             journal.check()
             if journal.stop_event.wait(seconds):
@@ -115,10 +151,42 @@ def _do(op: Op, recorder: Recorder) -> Any:
             return journal.ask(verb)
 
 
+@contextmanager
+def _withdrawn_if_interrupted(
+    journal: Journal, intent: Intent, was: ActionState, ticket: Ticket[Any]
+) -> Iterator[None]:
+    """Whoever waits for an intent may be cancelled or interrupted: then it may be committed, and is not followed."""
+    try:
+        yield
+    except BaseException:
+        if not ticket.refused:
+            with suppress(StoreUnavailableError, NotInSagaError):
+                journal.withdraw(intent, was, ticket)
+        raise
+
+
 def _perform(op: Perform, journal: Journal) -> Any:
-    call = RunningCall(op.action.name, op.action.timeout.total_seconds(), op.seq, op.tries)
-    kwargs = {**op.kwargs, "key": op.key} if op.action.wants_key else op.kwargs
-    return run_call(call, lambda: op.action.fn(*op.args, **kwargs), journal)
+    for _ in range(ASSERTIONS):
+        if _in_time(op.sent):
+            return run_call(op.running(), partial(op.action.fn, *op.args, **op.keywords()), journal)
+        ticket: Ticket[float] = Ticket()
+        try:
+            journal.assert_again(op.intent, ticket)
+            op = replace(op, sent=ticket.wait())
+        except BaseException as refused:  # noqa: BLE001 - the story hands it on
+            raise CallNotBegun(refused) from None
+    raise CallNotBegun(_too_slow(op))
+
+
+def _in_time(sent: float | None) -> bool:
+    return sent is None or time.monotonic() - sent <= BEGIN_WITHIN_SECONDS
+
+
+def _too_slow(op: Perform) -> ActionRefusedError:
+    return ActionRefusedError(
+        f"{op.action.name}: this process or the saga store is too slow to begin a call safely: more than "
+        f"{BEGIN_WITHIN_SECONDS:g} s went by between its intent and the call, {ASSERTIONS} times; nothing was called"
+    )
 
 
 def run_call(call: RunningCall, function: Callable[[], Any], journal: Journal) -> Any:
@@ -129,9 +197,9 @@ def run_call(call: RunningCall, function: Callable[[], Any], journal: Journal) -
     from airflow_saga.runtime.recorder import current_action
 
     token = current_action.set(call.name)
-    journal.calls.enter(call)
-    journal.watch(call)
     try:
+        journal.calls.enter(call)
+        journal.watch(call)
         result = function()
     except BaseException:
         if not journal.calls.leave(call):
@@ -152,7 +220,7 @@ def ask_probe(
     call = RunningCall(f"the probe of {record.name}", timeout_seconds)
     try:
         answer = run_call(call, lambda: resolve_awaitable(probe(record)), journal)
-    except (Exception, ActionTimedOut) as problem:
+    except (Exception, ActionTimedOut) as problem:  # noqa: BLE001 - whatever it is, it cannot tell
         journal.warn(f"the probe of {record.name} could not tell: {type(problem).__name__}: {problem}")
         return Unknown()
     if isinstance(answer, Applied | NotApplied | Unknown):
@@ -181,7 +249,7 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return pool.submit(asyncio.run, coroutine).result()
 
 
-# -- on an event loop ---------------------------------------------------------------------------------------------------
+# -- on an event loop -----------------------------------------------------------------------------------------------
 
 
 async def drive_async(story: Story, recorder: Recorder) -> Any:
@@ -196,7 +264,7 @@ async def drive_async(story: Story, recorder: Recorder) -> Any:
         answer, problem = None, None
         try:
             answer = await _do_async(op, recorder)
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001 - the story decides
             problem = raised
 
 
@@ -205,15 +273,17 @@ async def _do_async(op: Op, recorder: Recorder) -> Any:
     journal = recorder.journal
     match op:
         case Begin(intent):
-            begun: Ticket[None] = Ticket(loop)
-            journal.begin(intent, begun)
-            return await begun.wait_async()
+            begun: Ticket[float] = Ticket(loop)
+            with _withdrawn_if_interrupted(journal, intent, ActionState.FAILED, begun):
+                journal.begin(intent, begun)
+                return await begun.wait_async()
         case Perform():
-            return await _perform_async(op, journal)
-        case Retry(intent):
-            tries: Ticket[int] = Ticket(loop)
-            journal.retry(intent, tries)
-            return await tries.wait_async()
+            return await _perform_async(op, journal, loop)
+        case Retry(intent, was):
+            tries: Ticket[tuple[int, float]] = Ticket(loop)
+            with _withdrawn_if_interrupted(journal, intent, was, tries):
+                journal.retry(intent, tries)
+                return await tries.wait_async()
         case Pause(seconds):
             return await _pause_async(seconds, journal, loop)
         case Probe(probe, record, timeout_seconds):
@@ -224,21 +294,33 @@ async def _do_async(op: Op, recorder: Recorder) -> Any:
             return await asked.wait_async()
 
 
-async def _perform_async(op: Perform, journal: Journal) -> Any:
+async def _perform_async(op: Perform, journal: Journal, loop: asyncio.AbstractEventLoop) -> Any:
+    for _ in range(ASSERTIONS):
+        if _in_time(op.sent):
+            return await _run_call_async(op, journal)
+        ticket: Ticket[float] = Ticket(loop)
+        try:
+            journal.assert_again(op.intent, ticket)
+            op = replace(op, sent=await ticket.wait_async())
+        except BaseException as refused:  # noqa: BLE001 - the story hands it on
+            raise CallNotBegun(refused) from None
+    raise CallNotBegun(_too_slow(op))
+
+
+async def _run_call_async(op: Perform, journal: Journal) -> Any:
     from airflow_saga.runtime.recorder import current_action
 
-    kwargs = {**op.kwargs, "key": op.key} if op.action.wants_key else op.kwargs
-    call = RunningCall(op.action.name, op.action.timeout.total_seconds(), op.seq, op.tries)
+    call = op.running()
 
     async def run() -> Any:
         current_action.set(call.name)
-        return await op.action.fn(*op.args, **kwargs)
+        return await op.action.fn(*op.args, **op.keywords())
 
     task = asyncio.ensure_future(run())
     call.task = task
-    journal.calls.enter(call)
-    journal.watch(call)
     try:
+        journal.calls.enter(call)
+        journal.watch(call)
         result = await task
     except BaseException:
         if not task.done():
@@ -254,9 +336,16 @@ async def _perform_async(op: Perform, journal: Journal) -> Any:
 async def _pause_async(seconds: float, journal: Journal, loop: asyncio.AbstractEventLoop) -> None:
     journal.check()
     stopped = asyncio.Event()
-    journal.on_stop(lambda: loop.call_soon_threadsafe(stopped.set))
+
+    def wake() -> None:
+        with suppress(RuntimeError):  # that loop is closed by now
+            loop.call_soon_threadsafe(stopped.set)
+
+    journal.on_stop(wake)
     try:
         await asyncio.wait_for(stopped.wait(), seconds)
     except TimeoutError:
         return
+    finally:
+        journal.off_stop(wake)
     journal.check()

@@ -13,10 +13,12 @@ from __future__ import annotations
 import logging
 import os
 import select
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -25,8 +27,11 @@ import psycopg
 
 from airflow_saga.core.errors import (
     ActionRefusedError,
+    NotInSagaError,
     SagaCancelledError,
+    StepCutOffError,
     StepFencedError,
+    StepInterrupted,
     StepKilledError,
     StoreUnavailableError,
 )
@@ -35,6 +40,7 @@ from airflow_saga.core.states import ActionState, SagaState, StepState
 from airflow_saga.runtime.calls import CallRegister, RunningCall, end_process
 from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.ticket import Ticket
+from airflow_saga.runtime.watch import Watch
 from airflow_saga.store import signals
 from airflow_saga.store.connect import Address, first_line
 from airflow_saga.store.late import LateVerbs
@@ -44,8 +50,8 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError)
-BEGIN_WITHIN_SECONDS = 1.0
-"""A1: a call starts within this of sending its intent, else the intent is asserted again."""
+SIGNAL_AGAIN_SECONDS = 0.2
+"""A signal that comes just before a system call does not end it; the next one does."""
 
 
 class Stop(StrEnum):
@@ -54,6 +60,7 @@ class Stop(StrEnum):
     KILLED = "killed"
     CANCELLED = "cancelled"
     FENCED = "fenced"
+    CUT_OFF = "cut off"
 
 
 @dataclass(frozen=True)
@@ -65,11 +72,15 @@ class StopOrder:
     mode: str | None = None
 
     def error(self) -> BaseException:
-        if self.kind is Stop.FENCED:
-            return StepFencedError(self.message)
-        return (
-            SagaCancelledError(self.message) if self.kind is Stop.CANCELLED else StepKilledError(self.message)
-        )
+        return _ERRORS[self.kind](self.message)
+
+
+_ERRORS: dict[Stop, type[StepInterrupted]] = {
+    Stop.KILLED: StepKilledError,
+    Stop.CANCELLED: SagaCancelledError,
+    Stop.FENCED: StepFencedError,
+    Stop.CUT_OFF: StepCutOffError,
+}
 
 
 @dataclass
@@ -78,19 +89,34 @@ class _Work:
 
     outcomes: list[Outcome] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
-    intents: list[tuple[Intent, Ticket[None]]] = field(default_factory=list)
-    retries: list[tuple[Intent, Ticket[int]]] = field(default_factory=list)
+    intents: list[tuple[Intent, Ticket[float]]] = field(default_factory=list)
+    retries: list[tuple[Intent, Ticket[tuple[int, float]]]] = field(default_factory=list)
+    assertions: list[tuple[Intent, Ticket[float]]] = field(default_factory=list)
     asked: list[tuple[Callable[[psycopg.Connection], Any], Ticket[Any]]] = field(default_factory=list)
-    flush: bool = False
 
     def __bool__(self) -> bool:
-        return bool(
-            self.outcomes or self.readings or self.intents or self.retries or self.asked or self.flush
-        )
+        return bool(self.outcomes or self.readings or self.urgent)
 
     @property
     def urgent(self) -> bool:
-        return bool(self.intents or self.retries or self.asked or self.flush)
+        return bool(self.intents or self.retries or self.assertions or self.asked)
+
+    def refuse_calls(self, why: BaseException) -> None:
+        """No call may begin; what was asked, and how calls have ended, stays."""
+        kept = _Work(outcomes=self.outcomes, readings=self.readings, asked=self.asked)
+        for ticket in set(self.tickets) - set(kept.tickets):
+            ticket.fail(why)
+        self.intents, self.retries, self.assertions = [], [], []
+
+    @property
+    def tickets(self) -> list[Ticket[Any]]:
+        waiting: list[tuple[Any, Ticket[Any]]] = [
+            *self.intents,
+            *self.retries,
+            *self.assertions,
+            *self.asked,
+        ]
+        return [ticket for _, ticket in waiting]
 
 
 class Journal:
@@ -117,31 +143,56 @@ class Journal:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._stop_listeners: list[Callable[[], object]] = []
-        self._stop_now = False
+        self._open: dict[int, int] = {}
+        """Tries of the calls whose intent is committed and whose outcome is not handed over yet, by seq."""
         self._stopped_at: float | None = None
         self._body_running = False
         self._closing = False
-        self._broken: BaseException | None = None
+        self._over: BaseException | None = None
         self._checkpoint: Callable[[], str | None] | None = None
         self._waiting_since: float | None = None
         self._next_beat = 0.0
+        self._kept: str | None = None
+        self._awake_since: float | None = None
+        self._connection_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="saga-journal", daemon=True)
+        self._watch = Watch(self)
 
     # -- called by the step's threads ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._listen()
         self.calls.install_handler()
         self._body_running = True
         self._thread.start()
+        self._watch.start()
 
-    def begin(self, intent: Intent, ticket: Ticket[None]) -> None:
-        """The ticket is answered once the intent is committed, or with why it may not begin."""
+    def begin(self, intent: Intent, ticket: Ticket[float]) -> None:
+        """The ticket is answered once the intent is committed, with when it was sent; or with why it may not begin."""
         self._put(lambda work: work.intents.append((intent, ticket)))
 
-    def retry(self, intent: Intent, ticket: Ticket[int]) -> None:
-        """As :meth:`begin`, for another try of a recorded call; the answer is the number of the try."""
+    def retry(self, intent: Intent, ticket: Ticket[tuple[int, float]]) -> None:
+        """As :meth:`begin`, for another try of a recorded call; the answer tells the number of the try too."""
         self._put(lambda work: work.retries.append((intent, ticket)))
+
+    def assert_again(self, intent: Intent, ticket: Ticket[float]) -> None:
+        """An intent is older than A1 allows: may its call still begin? Answered as :meth:`begin`."""
+        self._put(lambda work: work.assertions.append((intent, ticket)))
+
+    def withdraw(self, intent: Intent, was: ActionState, ticket: Ticket[Any]) -> None:
+        """Whoever asked for this intent will not make the call. If it was committed, the row is ``was`` again."""
+
+        def take_back(work: _Work) -> None:
+            work.intents = [(i, t) for i, t in work.intents if t is not ticket]
+            work.retries = [(i, t) for i, t in work.retries if t is not ticket]
+            if ticket.granted:
+                work.outcomes.append(self._not_called(intent, was))
+
+        self._put(take_back)
+
+    def _not_called(self, intent: Intent, was: ActionState = ActionState.FAILED) -> Outcome:
+        own = was is ActionState.FAILED
+        why = "interrupted before the call was made; nothing was called"
+        return Outcome(intent.seq, was, error=why, own=own, tries=self._open.get(intent.seq, 1))
 
     def outcome(self, outcome: Outcome) -> None:
         """How a call ended; written with the next intent or within 2 ms, whichever is first. Never refused."""
@@ -149,7 +200,7 @@ class Journal:
 
     def reading(self, reading: Reading) -> None:
         """How a READ_ONLY call ended; written with the next intent or within ``flush_seconds``."""
-        self._put(lambda work: work.readings.append(reading), wake=False)
+        self._put(lambda work: work.readings.append(reading))
 
     def ask(self, verb: Callable[[psycopg.Connection], R]) -> R:
         """Run a verb on the journal's connection, after everything that was handed over before it is written."""
@@ -195,25 +246,50 @@ class Journal:
         if self.stop_event.is_set():
             listener()
 
+    def off_stop(self, listener: Callable[[], object]) -> None:
+        self._stop_listeners.remove(listener)
+
     def body_ended(self) -> None:
-        """The body has returned or raised: a hung one no longer has to be ended from outside."""
+        """The body has returned or raised: no call begins any more, and those it left running are waited for.
+
+        Their outcomes are handed over when this returns. A call that was interrupted between its intent and its
+        outcome is in doubt from now on.
+        """
         self._body_running = False
+        self.calls.close_when_idle()
+        with suppress(StoreUnavailableError):
+            self._put(self._settle_open)
+
+    def _settle_open(self, work: _Work) -> None:
+        told = {outcome.seq for outcome in work.outcomes}
+        for seq, tries in self._open.items():
+            if seq not in told:
+                why = "interrupted before its outcome was known"
+                work.outcomes.append(Outcome(seq, ActionState.IN_DOUBT, error=why, own=False, tries=tries))
+
+    def keep_checkpoint(self) -> None:
+        """The newest checkpoint is committed when this returns (if the step is still ours)."""
+        if self._checkpoint is not None:
+            self.ask(lambda connection: self._beat())
 
     def close(self) -> None:
         """Write what is left and let the connection go."""
         self._closing = True
         self._wake()
-        self._thread.join(self.limits.store_outage_seconds + 10)
+        if self._thread.ident is not None:
+            self._thread.join(self.limits.store_outage_seconds + 10)
+        self._watch.stop()
         self.calls.remove_handler()
         for descriptor in (self._wake_read, self._wake_write):
             os.close(descriptor)
 
-    def _put(self, entry: Callable[[_Work], None], wake: bool = True) -> None:
-        if self._broken is not None:
-            raise StoreUnavailableError(f"the journal has stopped: {self._broken}") from self._broken
+    def _put(self, entry: Callable[[_Work], None]) -> None:
+        if self._over is not None:
+            raise self._over
         self._queue.append(entry)
-        if wake:
-            self._wake()
+        self._wake()
+        if self._over is not None:  # it may have ended before it could see the entry, and nobody would answer
+            raise self._over
 
     def _wake(self) -> None:
         try:
@@ -227,21 +303,36 @@ class Journal:
 
     def _run(self) -> None:
         try:
+            self._through_outage(self._listen)
             while True:
+                self._awake_since = time.monotonic()
                 self._gather()
                 self._write_if_due()
                 self._watch_calls()
                 self._beat_if_due()
                 if self._closing and not self._work and not self._queue:
-                    return
+                    break
+                self._awake_since = None
                 self._sleep()
+            self._end(NotInSagaError(f"{self.step.label}: this step has ended; nothing was called"))
         except BaseException as problem:
-            self._broken = problem
             log.exception("the journal of %s stopped", self.step.label)
-            self._refuse_all(problem)
-            self._stop(StopOrder(Stop.FENCED, f"the journal stopped: {first_line(problem)}"))
+            gone = StoreUnavailableError(
+                f"the saga store is gone ({first_line(problem)}); nothing was called"
+            )
+            self._end(gone)
+            self._stop(StopOrder(Stop.CUT_OFF, f"{self.step.label}: {gone}"))
         finally:
-            self._connection.close()
+            with self._connection_lock:
+                self._connection.close()
+
+    def _end(self, why: BaseException) -> None:
+        """Nothing is written from now on: whoever waits is told, and whoever comes later."""
+        self._over = why
+        self._gather()
+        work, self._work = self._work, _Work()
+        for ticket in work.tickets:
+            ticket.fail(why)
 
     def _gather(self) -> None:
         while True:
@@ -261,7 +352,9 @@ class Journal:
         deadline = self.calls.next_deadline(self.limits.abandon_grace_seconds)
         if deadline is not None:
             dates.append(deadline)
-        if self._stopped_at is not None and self._body_running:
+        if self.calls.undelivered():
+            dates.append(now + SIGNAL_AGAIN_SECONDS)
+        if self._stopped_at is not None and self._body_running and not self._killed:
             dates.append(self._stopped_at + self.limits.stop_grace_seconds)
         pause = max(0.0, min(dates) - now)
         if self._queue or self._closing:
@@ -299,24 +392,47 @@ class Journal:
         self._write(work)
 
     def _write(self, work: _Work) -> None:
-        if self.stop_order is not None:
-            refused: list[Ticket[Any]] = [*(t for _, t in work.intents), *(t for _, t in work.retries)]
-            for ticket in refused:
-                ticket.fail(self.stop_order.error())
-            work.intents, work.retries = [], []
+        """:raises BaseException: nothing can be written any more; whoever waits for this work has been told."""
+        try:
+            self._write_all(work)
+        except BaseException as problem:
+            gone = StoreUnavailableError(
+                f"the saga store is gone ({first_line(problem)}); nothing was called"
+            )
+            for ticket in work.tickets:
+                ticket.fail(gone)
+            raise
+
+    def _write_all(self, work: _Work) -> None:
+        refusal = self._refusal_of_all()
+        if refusal is not None:
+            work.refuse_calls(refusal)
         if work.outcomes or work.readings or work.intents:
             self._write_batch(work)
-        for intent, ticket in work.retries:
-            self._answer(ticket, lambda intent=intent: self._retry(intent))  # type: ignore[misc]
+        for intent, retry in work.retries:
+            self._answer(retry, lambda intent=intent: self._retry(intent))  # type: ignore[misc]
+        for intent, again in work.assertions:
+            self._answer(again, lambda intent=intent: self._assert(intent))  # type: ignore[misc]
         for verb, asked in work.asked:
             self._answer(asked, lambda verb=verb: self._through_outage(lambda: verb(self._connection)))  # type: ignore[misc]
+
+    def _refusal_of_all(self) -> BaseException | None:
+        """Why no call may begin now, whatever the log says."""
+        if self.stop_order is not None:
+            return self.stop_order.error()
+        if not self._body_running:
+            return NotInSagaError(f"{self.step.label}: the body of the step has ended; nothing was called")
+        return None
 
     def _answer(self, ticket: Ticket[Any], produce: Callable[[], Any]) -> None:
         try:
             answer = produce()
+        except StoreUnavailableError as gone:
+            ticket.fail(gone)
+            raise
         except Exception as problem:  # noqa: BLE001 - it belongs to whoever asked
             ticket.fail(problem)
-        except (SagaCancelledError, StepFencedError, StepKilledError) as stop:
+        except StepInterrupted as stop:
             ticket.fail(stop)
         else:
             ticket.answer(answer)
@@ -324,6 +440,8 @@ class Journal:
     def _write_batch(self, work: _Work) -> None:
         sent = time.monotonic()
         intents = [intent for intent, _ in work.intents]
+        for outcome in work.outcomes:
+            self._open.pop(outcome.seq, None)
         try:
             written = self._verbs.write_forward(self.step, work.outcomes, intents, work.readings)
             self.commits += 1
@@ -337,10 +455,19 @@ class Journal:
         for intent, ticket in work.intents:
             if intent.seq not in written.begun:
                 ticket.fail(self._refusal(intent, written))
-            elif resent or time.monotonic() - sent > BEGIN_WITHIN_SECONDS:
-                self._answer(ticket, lambda intent=intent: self._reassert(intent))  # type: ignore[misc]
+                continue
+            self._open[intent.seq] = 1
+            if resent:
+                self._answer(ticket, lambda intent=intent: self._assert_or_withdraw(intent))  # type: ignore[misc]
             else:
-                ticket.answer(None)
+                ticket.answer(sent)
+
+    def _assert_or_withdraw(self, intent: Intent) -> float:
+        try:
+            return self._assert(intent)
+        except (ActionRefusedError, StepInterrupted):
+            self._work.outcomes.append(self._not_called(intent))
+            raise
 
     def _write_again(self, work: _Work) -> Written:
         """After an outage nobody knows whether the batch was committed: write only what is not there yet."""
@@ -377,24 +504,38 @@ class Journal:
 
         return self._through_outage(again)
 
-    def _reassert(self, intent: Intent) -> None:
-        sent = time.monotonic()
-        written = self._through_outage(lambda: self._verbs.reassert_if_allowed(self.step, intent))
+    def _assert(self, intent: Intent) -> float:
+        """All of begin's guards again, and a new time to land; when it was sent."""
+
+        def sent_now() -> tuple[float, Written]:
+            return time.monotonic(), self._verbs.reassert_if_allowed(self.step, intent)
+
+        sent, written = self._through_outage(sent_now)
         self._see(written)
         if intent.seq not in written.begun:
             raise self._refusal(intent, written)
-        if time.monotonic() - sent > BEGIN_WITHIN_SECONDS:
-            raise ActionRefusedError(
-                f"{intent.name}: the saga store is too slow to begin a call safely ({time.monotonic() - sent:.1f} s); "
-                f"nothing was called"
-            )
+        return sent
 
-    def _retry(self, intent: Intent) -> int:
-        tries, written = self._through_outage(lambda: self._verbs.retry_if_allowed(self.step, intent))
+    def _retry(self, intent: Intent) -> tuple[int, float]:
+        """Another try. If its commit was not heard of, the row tells: it is ours, since the fence is."""
+        tried = False
+
+        def sent_now() -> tuple[float, int | None, Written]:
+            nonlocal tried
+            if tried:
+                row = self._verbs.recorded_action(self.step, intent.seq)
+                if row is not None and row.state == ActionState.PENDING:
+                    sent, written = time.monotonic(), self._verbs.reassert_if_allowed(self.step, intent)
+                    return sent, row.tries if intent.seq in written.begun else None, written
+            tried = True
+            return time.monotonic(), *self._verbs.retry_if_allowed(self.step, intent)
+
+        sent, tries, written = self._through_outage(sent_now)
         self._see(written)
         if tries is None:
             raise self._refusal(intent, written)
-        return tries
+        self._open[intent.seq] = tries
+        return tries, sent
 
     def _keep_late(self, outcomes: list[Outcome], written: Written) -> None:
         for outcome in outcomes:
@@ -432,25 +573,30 @@ class Journal:
         if now < self._next_beat:
             return
         self._next_beat = now + self.limits.heartbeat_seconds
-        checkpoint = self._checkpoint() if self._checkpoint else None
         try:
-            beat = self._verbs.heartbeat_if_held(
-                self.step, self.limits.lease_seconds, checkpoint, checkpoint is not None
-            )
+            self._beat()
         except _LOST as problem:
             self._reconnect(problem)
-            self._next_beat = 0.0
-            return
+
+    def _beat(self) -> None:
+        """Renew the lease, keep the newest checkpoint, and learn what the saga wants."""
+        if self._checkpoint is not None:
+            self._kept = self._checkpoint() or self._kept
+        beat = self._verbs.heartbeat_if_held(
+            self.step, self.limits.lease_seconds, self._kept, self._kept is not None
+        )
+        self._kept = None
+        forward = self.step.state == StepState.RUNNING
         if not beat.held:
-            if self.step.state == StepState.RUNNING and not self._body_running:
+            if forward and not self._body_running:
                 return  # the step has just been finished or stopped by this very process
             self._stop(
                 StopOrder(Stop.FENCED, f"{self.step.label}: a newer attempt or the undo owns this step")
             )
-        elif self.step.state == StepState.RUNNING and beat.state != SagaState.RUNNING:
+        elif forward and beat.state != SagaState.RUNNING:
             who = f"by {beat.actor or 'Airflow'}" + (f" ({beat.reason})" if beat.reason else "")
             self._stop(StopOrder(Stop.CANCELLED, f"the saga is being stopped {who}", beat.mode))
-        if beat.stop_now and beat.state == SagaState.CANCELLING and self.step.state == StepState.RUNNING:
+        if forward and beat.stop_now and beat.state == SagaState.CANCELLING:
             self._abandon_all("stop now was asked for")
 
     def _stop(self, order: StopOrder) -> None:
@@ -463,8 +609,12 @@ class Journal:
             self._stopped_at = time.monotonic()
             log.warning("%s", order.message)
         self.stop_event.set()
-        for listener in self._stop_listeners:
+        for listener in tuple(self._stop_listeners):
             listener()
+
+    @property
+    def _killed(self) -> bool:
+        return self.stop_order is not None and self.stop_order.kind is Stop.KILLED
 
     # -- calls under way ----------------------------------------------------------------------------------------------
 
@@ -474,10 +624,11 @@ class Journal:
         now = time.monotonic()
         for call in self.calls.overdue(now):
             self._abandon(call, f"{call.name} did not answer within {call.timeout_seconds:g} s")
+        for call in self.calls.undelivered():
+            self.calls.interrupt(call)
         for call in self.calls.stuck(now, self.limits.abandon_grace_seconds):
             self._end_process(f"{call.name} was abandoned ({call.why}) and cannot be interrupted")
-        killed = self.stop_order is not None and self.stop_order.kind is Stop.KILLED
-        if self._stopped_at is None or killed or not self._body_running or len(self.calls):
+        if self._stopped_at is None or self._killed or not self._body_running or len(self.calls):
             if len(self.calls) and self._stopped_at is not None:
                 self._stopped_at = max(self._stopped_at, now)
             return
@@ -485,9 +636,6 @@ class Journal:
             self._end_process("the saga is being stopped and the body of the step did not return")
 
     def _abandon_all(self, why: str) -> None:
-        if self._stop_now:
-            return
-        self._stop_now = True
         for call in self.calls.abandonable():
             self._abandon(call, f"{call.name}: {why}")
 
@@ -513,43 +661,85 @@ class Journal:
 
         end_process(f"{self.step.label}: {reason}", last_words)
 
-    # -- the store goes away and comes back -----------------------------------------------------------------------------
+    # -- the store goes away and comes back ---------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        signals.listen(self._connection, self.saga.saga_id)
+        if signals.listen(self._connection, self.saga.saga_id):
+            self._connection.add_notify_handler(self._noticed)
+        else:
+            log.warning(
+                "%s: notifications are not delivered (a transaction pooler is in between); polling every %g s",
+                self.step.label,
+                self.limits.heartbeat_seconds,
+            )
+
+    def _noticed(self, notify: object) -> None:
+        """One that came with the answer of a statement."""
+        self._next_beat = 0.0
 
     def _reconnect(self, problem: BaseException | None = None) -> None:
         """:raises StoreUnavailableError: after ``store_outage_seconds``; what is in flight ends in doubt."""
         log.warning(
             "lost the saga store (%s); reconnecting", first_line(problem) if problem else "connection closed"
         )
-        self._connection.close()
         deadline = time.monotonic() + self.limits.store_outage_seconds
         while True:
+            with self._connection_lock:
+                self._connection.close()
             try:
-                self._connection = self.address.open()
+                opened = self.address.open()
+                with self._connection_lock:
+                    self._connection = opened
+                self._verbs = StepVerbs(opened)
+                self._listen()
                 break
-            except StoreUnavailableError:
+            except (StoreUnavailableError, *_LOST) as still:
                 if time.monotonic() > deadline:
-                    raise
-                self._watch_calls_offline()
+                    raise StoreUnavailableError(
+                        f"the saga store was away for more than {self.limits.store_outage_seconds:g} s: "
+                        f"{first_line(still)}"
+                    ) from still
                 time.sleep(0.2)
-        self._verbs = StepVerbs(self._connection)
-        self._listen()
         self._next_beat = 0.0
 
-    def _watch_calls_offline(self) -> None:
-        """Deadlines hold during an outage too; the row stays PENDING, and whoever sweeps it finds it in doubt."""
+    # -- while the journal itself waits for the store -----------------------------------------------------------------
+
+    def watch_calls_alone(self) -> None:
+        """The watch: deadlines hold during an outage too. The row stays PENDING until the store is back; if it does
+        not come back, whoever sweeps finds it in doubt."""
         now = time.monotonic()
         for call in self.calls.overdue(now):
             why = f"{call.name} did not answer within {call.timeout_seconds:g} s"
             if self.calls.mark_abandoned(call, why):
+                log.warning("%s; abandoned while the saga store is away, its outcome is in doubt", why)
                 if call.seq is not None:
                     doubt = Outcome(call.seq, ActionState.IN_DOUBT, error=why, own=False, tries=call.tries)
                     self._queue.append(lambda work, doubt=doubt: work.outcomes.append(doubt))  # type: ignore[misc]
                 self.calls.interrupt(call)
+        for call in self.calls.undelivered():
+            self.calls.interrupt(call)
         for call in self.calls.stuck(now, self.limits.abandon_grace_seconds):
             end_process(f"{self.step.label}: {call.name} was abandoned and cannot be interrupted")
+        hung = (
+            self._body_running and self._stopped_at is not None and not self._killed and not len(self.calls)
+        )
+        if hung and now >= (self._stopped_at or now) + self.limits.stop_grace_seconds:
+            end_process(f"{self.step.label}: it has to stop and the body of the step did not return")
+
+    def busy_seconds(self) -> float:
+        """How long the journal has been at its present turn, which waits for the store if it is long."""
+        if self._over is not None:
+            return float("inf")
+        since = self._awake_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def hang_up(self) -> None:
+        """Nothing came back for too long: make the wait end, as if the other side had closed the connection."""
+        with self._connection_lock:
+            if not self._connection.closed:
+                log.warning("%s: the saga store does not answer; dropping the connection", self.step.label)
+                with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as line:
+                    line.shutdown(socket.SHUT_RDWR)
 
     def _through_outage(self, verb: Callable[[], R]) -> R:
         """Run an idempotent verb; if the connection is lost, wait for the store and run it again."""
@@ -561,16 +751,3 @@ class Journal:
             except _LOST as problem:
                 self._reconnect(problem)
         return verb()
-
-    def _refuse_all(self, problem: BaseException) -> None:
-        self._gather()
-        tickets: list[Ticket[Any]] = [
-            *(ticket for _, ticket in self._work.intents),
-            *(ticket for _, ticket in self._work.retries),
-            *(ticket for _, ticket in self._work.asked),
-        ]
-        for ticket in tickets:
-            ticket.fail(
-                StoreUnavailableError(f"the saga store is gone: {first_line(problem)}; nothing was called")
-            )
-        self._work = _Work()

@@ -28,7 +28,18 @@ from airflow_saga.core.identity import action_key, undo_key
 from airflow_saga.core.records import ActionRecord, ActionRow, Applied, Intent, Outcome, SagaRow, StepRow
 from airflow_saga.core.states import ActionState, Effect
 from airflow_saga.runtime import codec
-from airflow_saga.runtime.drive import Ask, Begin, Op, Pause, Perform, Probe, Retry, drive, drive_async
+from airflow_saga.runtime.drive import (
+    Ask,
+    Begin,
+    CallNotBegun,
+    Op,
+    Pause,
+    Perform,
+    Probe,
+    Retry,
+    drive,
+    drive_async,
+)
 from airflow_saga.runtime.journal import Journal
 from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.replay import Replay
@@ -102,15 +113,16 @@ class Recorder:
         text = codec.encode(params, secrets=self.secrets.pattern(), max_bytes=self.limits.max_value_bytes)
         mark = codec.fingerprint(action.name, action.version, text)
         alone = len(self.journal.calls) == 0
-        row, seq = self.replay.match(action.name, mark, alone=alone)
+        reads = action.effect is Effect.READ_ONLY
+        row, seq = self.replay.match(action.name, mark, alone=alone, read_only=reads)
         call = _Call(
             action, args, kwargs, params, self._intent(action, text, mark, seq, row, parallel=not alone)
         )
         if row is None:
             if call.read_only:
                 return (yield from self._read(call))
-            yield Begin(call.intent)
-            return (yield from self._perform(call, 1))
+            sent = yield Begin(call.intent)
+            return (yield from self._perform(call, 1, sent, ActionState.FAILED))
         if row.state == ActionState.DONE:
             return self._replayed(call, row)
         return (yield from self._resume(call, row))
@@ -155,26 +167,33 @@ class Recorder:
             )
         return None if row.result is None else codec.decode(row.result)
 
-    def _perform(self, call: _Call, tries: int) -> Generator[Op, Any, Any]:
-        """The intent is committed: make the call, keep what became of it, try again where that is safe."""
+    def _perform(self, call: _Call, tries: int, sent: float, was: ActionState) -> Generator[Op, Any, Any]:
+        """The intent is committed: make the call, keep what became of it, try again where that is safe.
+
+        :param sent: when the intent was sent, monotonic seconds.
+        :param was: what the row is if the call is not made after all.
+        """
         action = call.action
         while True:
             try:
-                result = yield Perform(
-                    call.action, call.args, call.kwargs, call.intent.key, call.intent.seq, tries
-                )
+                result = yield Perform(call.action, call.args, call.kwargs, call.intent, sent, tries)
+            except CallNotBegun as refused:
+                own = was is ActionState.FAILED
+                self._ended(call, tries, was, error=refused.why, own=own)
+                raise refused.why from None
             except NotApplied as no:
                 self._ended(call, tries, ActionState.FAILED, error=no, own=True)
                 if tries >= call.intent.max_tries:
                     raise
                 yield Pause(action.retry.pause_seconds(tries))
-                tries = yield Retry(call.intent)
+                was = ActionState.FAILED
+                tries, sent = yield Retry(call.intent, was)
             except ActionTimedOut as late:  # the journal has written IN_DOUBT before it raised this
                 if late.answered:
                     return (yield from self._answered_late(call, tries, late.result))
                 self.replay.remember_doubt(action.name, call.intent.fingerprint, call.intent.seq)
                 return (yield from self._find_out(call, tries, late))
-            except Exception as problem:
+            except Exception as problem:  # noqa: BLE001 - whatever it was, nobody knows what it did
                 self._ended(call, tries, ActionState.IN_DOUBT, error=problem, own=False)
                 return (yield from self._find_out(call, tries, problem))
             except BaseException as cut:
@@ -226,8 +245,9 @@ class Recorder:
                     f"{call.action.name} did not take effect in {row.tries} tries ({row.error}); none is left. "
                     f"Clear the task to grant new ones."
                 )
-            tries = yield Retry(call.intent)
-            return (yield from self._perform(call, tries))
+            tries, sent = yield Retry(call.intent, ActionState.FAILED)
+            return (yield from self._perform(call, tries, sent, ActionState.FAILED))
+        self.replay.remember_doubt(call.action.name, call.intent.fingerprint, call.intent.seq)
         doubt = InDoubtError(
             f"{call.action.name} (action {row.action_id}, key {row.key}) began in an earlier attempt and nobody knows "
             f"whether it took effect ({row.error or 'no outcome was recorded'}). Look it up, then say so: airflow saga "
@@ -241,8 +261,6 @@ class Recorder:
         if action.verify is None and not (action.idempotent and tries < call.intent.max_tries):
             raise problem
         row = yield from self._wait_out(call)
-        if row.state == ActionState.DONE:
-            return self._replayed(call, row)
         if row.state == ActionState.IN_DOUBT and action.verify is not None:
             answer = yield Probe(action.verify, self._record(call, row), action.timeout.total_seconds())
             if isinstance(answer, Applied):
@@ -256,12 +274,17 @@ class Recorder:
                 row = replace(row, state=ActionState.FAILED.value)
         if row.state == ActionState.IN_DOUBT and not action.idempotent:
             raise problem
+        if row.state != ActionState.IN_DOUBT:
+            self.replay.forget_doubt(action.name, call.intent.fingerprint)
+        if row.state == ActionState.DONE:
+            return self._replayed(call, row)
         if tries >= call.intent.max_tries:
             raise problem
-        self.replay.forget_doubt(action.name, call.intent.fingerprint)
         yield Pause(action.retry.pause_seconds(tries))
-        tries = yield Retry(call.intent)
-        return (yield from self._perform(call, tries))
+        was = ActionState(row.state)
+        tries, sent = yield Retry(call.intent, was)
+        self.replay.forget_doubt(action.name, call.intent.fingerprint)
+        return (yield from self._perform(call, tries, sent, was))
 
     def _wait_out(self, call: _Call) -> Generator[Op, Any, ActionRow]:
         """Until A1 says that no attempt of this action can take effect any more."""
@@ -322,7 +345,7 @@ class Recorder:
         while True:
             tries += 1
             try:
-                result = yield Perform(call.action, call.args, call.kwargs, call.intent.key, None, tries)
+                result = yield Perform(call.action, call.args, call.kwargs, call.intent, None, tries)
             except (Exception, ActionTimedOut) as failure:
                 if tries < call.intent.max_tries:
                     yield Pause(call.action.retry.pause_seconds(tries))

@@ -1,7 +1,8 @@
 """Which recorded action a call of this attempt is: the one at its place, or none.
 
-A call is recognised by (name, fingerprint, n-th occurrence). Calls that were made one after the other must also come
-in the order in which they are recorded; a call made while another is under way may come in any order.
+A call is recognised by (name, fingerprint, n-th occurrence). Effectful calls that were made one after the other must
+also come in the order in which they are recorded; a call made while another is under way may come in any order, and so
+may a READ_ONLY one: it changes nothing, and one that failed is made again wherever the body asks for it.
 """
 
 from __future__ import annotations
@@ -23,23 +24,29 @@ class Replay:
         self._label = label
         self._by_call: dict[tuple[str, str], deque[ActionRow]] = {}
         self._in_order: deque[ActionRow] = deque()
+        self._failed_readings: set[tuple[str, str]] = set()
         self._doubtful: dict[tuple[str, str], int] = {}
         self._taken: set[int] = set()
         self._next_seq = 1
         for row in recorded:
             self._next_seq = max(self._next_seq, row.seq + 1)
-            if row.twin_of is not None or (
-                row.effect == Effect.READ_ONLY and row.state == ActionState.FAILED
-            ):
+            reads = row.effect == Effect.READ_ONLY
+            if row.twin_of is not None:
+                continue
+            if reads and row.state == ActionState.FAILED:
+                self._failed_readings.add((row.name, row.fingerprint))
                 continue
             self._by_call.setdefault((row.name, row.fingerprint), deque()).append(row)
-            if not row.parallel:
+            if not row.parallel and not reads:
                 self._in_order.append(row)
 
-    def match(self, name: str, fingerprint: str, *, alone: bool) -> tuple[ActionRow | None, int]:
+    def match(
+        self, name: str, fingerprint: str, *, alone: bool, read_only: bool = False
+    ) -> tuple[ActionRow | None, int]:
         """The recorded action this call is, and its seq; a new seq if it is a new one.
 
         :param alone: no other call of the step is under way, so the recorded order is expected.
+        :param read_only: a recorded one may come anywhere; only a new one tells that the body has changed.
         :raises SagaDivergedError: the log holds another action at this place.
         :raises InDoubtError: the same call is in doubt already in this attempt.
         """
@@ -53,11 +60,8 @@ class Replay:
             expected = self._expected()
             rows = self._by_call.get((name, fingerprint))
             row = rows.popleft() if rows else None
-            if (
-                alone
-                and expected is not None
-                and (row is None or (not row.parallel and row.seq != expected.seq))
-            ):
+            again = row is None and (name, fingerprint) in self._failed_readings
+            if alone and expected is not None and not again and self._out_of_order(row, expected, read_only):
                 asked = f"{name} (fingerprint {fingerprint[:12]})"
                 raise SagaDivergedError(
                     f"{self._label}: the log holds {expected.name} (fingerprint {expected.fingerprint[:12]}) as action "
@@ -70,6 +74,13 @@ class Replay:
             seq = self._next_seq
             self._next_seq += 1
             return None, seq
+
+    @staticmethod
+    def _out_of_order(row: ActionRow | None, expected: ActionRow, read_only: bool) -> bool:
+        if row is None:
+            return True
+        refused = row.state == ActionState.FAILED and row.seq < expected.seq
+        return not (row.parallel or read_only or refused) and row.seq != expected.seq
 
     def _expected(self) -> ActionRow | None:
         """The next recorded sequential action; one that proved to have no effect may be left out by the body."""

@@ -29,7 +29,7 @@ class Saga:
         self._journal = journal
         self._secrets = secrets
         self._lock = threading.Lock()
-        self._newest: tuple[Any] | None = None
+        self._newest: str | None = None
         journal.set_checkpoint(self._take)
 
     @property
@@ -46,13 +46,20 @@ class Saga:
 
         It is written with the next heartbeat and when the step ends. At most ``heartbeat_seconds`` of it are lost to
         a SIGKILL.
+
+        :raises ValueNotKeptError: it would not come back as it is (or is too large); nothing is kept of it.
+        :raises SecretInParamsError: it holds a secret.
         """
+        text = codec.encode(
+            value,
+            secrets=self._secrets.pattern(),
+            where="checkpoint",
+            max_bytes=self._journal.limits.max_value_bytes,
+        )
         with self._lock:
-            self._newest = (value,)
+            self._newest = text
 
     def _take(self) -> str | None:
         with self._lock:
             newest, self._newest = self._newest, None
-        if newest is None:
-            return None
-        return codec.encode(newest[0], secrets=self._secrets.pattern(), where="checkpoint")
+        return newest

@@ -32,7 +32,7 @@ from airflow_saga.runtime.replay import Replay
 from airflow_saga.runtime.saga import Saga
 from airflow_saga.runtime.secrecy import KnownSecrets
 from airflow_saga.store import migrate, signals
-from airflow_saga.store.connect import Address
+from airflow_saga.store.connect import Address, first_line
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.steps import Attached, StepVerbs
@@ -52,11 +52,11 @@ class StepResult:
     actions: tuple[ActionRow, ...]
 
 
-class StepGivenBack(Exception):  # noqa: N818 - an outcome, not an error
+class StepGivenBack(Exception):
     """The platform wanted the process gone: what was done is kept, the task is to be run again without using a try."""
 
 
-class StepCleared(Exception):  # noqa: N818 - an outcome, not an error
+class StepCleared(Exception):
     """The task was cleared while it ran: this attempt stops, the next one resumes."""
 
 
@@ -103,6 +103,12 @@ class StepRun:
                 return self._replayed(connection, attached)
             assert attached.saga is not None
             assert attached.step is not None
+        except psycopg.OperationalError as problem:
+            connection.close()
+            raise StoreUnavailableError(
+                f"{self.attempt.label}: the saga store went away while the step attached "
+                f"({first_line(problem)}); nothing was called"
+            ) from problem
         except BaseException:
             connection.close()
             raise
@@ -168,10 +174,12 @@ class StepRun:
         try:
             return self._end_well(journal, saga, step, self._run_body(body, handle))
         except BaseException as problem:
-            raise self._end_badly(journal, saga, step, problem) from problem
+            why = self._end_badly(journal, saga, step, problem)
+            if why is problem:
+                raise
+            raise why from problem
         finally:
             set_caller(None)
-            journal.body_ended()
             journal.close()
             self.actions.reopen()
             self.journal = None
@@ -179,6 +187,12 @@ class StepRun:
     def _run_body(self, body: Callable[[Saga], Any], handle: Saga) -> Any:
         handle.check()
         return body(handle)
+
+    @staticmethod
+    def _end_body(journal: Journal) -> None:
+        """No action is called any more; what threads of the body have begun is waited for."""
+        set_caller(None)
+        journal.body_ended()
 
     def _end_well(self, journal: Journal, saga: SagaRow, step: StepRow, output: Any) -> StepResult:
         """The body returned: its step has SUCCEEDED in any saga state; a saga being stopped still fails the task."""
@@ -191,7 +205,7 @@ class StepRun:
             except ValueNotKeptError as problem:
                 log.warning("%s: its output cannot be kept for a replay: %s", self.attempt.label, problem)
                 lost = True
-        journal.body_ended()
+        self._end_body(journal)
         finished = journal.ask(lambda c: StepVerbs(c).finish_if_held(step, text, lost))
         if not finished:
             raise StepFencedError(
@@ -207,13 +221,14 @@ class StepRun:
         self, journal: Journal, saga: SagaRow, step: StepRow, problem: BaseException
     ) -> BaseException:
         """The body did not return: stop the step, find out why, and say what Airflow should do about it."""
-        journal.body_ended()
+        self._end_body(journal)
         try:
+            journal.keep_checkpoint()
             journal.ask(lambda c: StepVerbs(c).stop_if_held(step))
             return self._why(journal, saga, problem)
         except StoreUnavailableError as gone:
             log.error("%s: could not say goodbye (%s); its lease runs out instead", self.attempt.label, gone)
-            return problem
+            return gone if isinstance(problem, StepInterrupted) else problem
 
     def _why(self, journal: Journal, saga: SagaRow, problem: BaseException) -> BaseException:
         order = journal.stop_order
@@ -246,7 +261,7 @@ class StepRun:
         return problem
 
     def _undo_if_run_failed(self, journal: Journal, saga: SagaRow) -> None:
-        """Hooks or no hooks: a run that was marked failed is undone. A task that was marked leaves it to the run's end."""
+        """Hooks or no hooks: a run that was marked failed is undone; one marked task leaves it to the run's end."""
         if self.platform.run_state() != "failed":
             return
         decision = journal.ask(

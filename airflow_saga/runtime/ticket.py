@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 R = TypeVar("R")
 
 
 class Ticket(Generic[R]):
-    """Given out once, answered once. ``loop``: the answer wakes a future there instead of a thread."""
+    """Given out once, answered once; a second answer is not heard. ``loop``: it wakes a future there, not a thread."""
 
-    __slots__ = ("_answer", "_future", "_lock", "_loop", "_problem")
+    __slots__ = ("_answer", "_future", "_lock", "_loop", "_problem", "closed")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.closed = False
         self._answer: R | None = None
         self._problem: BaseException | None = None
         self._loop = loop
@@ -22,17 +24,30 @@ class Ticket(Generic[R]):
         self._lock = threading.Lock()  # a bare lock is the cheapest thing a thread can wait on
         self._lock.acquire()
 
+    @property
+    def granted(self) -> bool:
+        """It was answered, and not with a problem."""
+        return self.closed and self._problem is None
+
+    @property
+    def refused(self) -> bool:
+        return self._problem is not None
+
     def answer(self, answer: R) -> None:
-        self._answer = answer
-        self._release()
+        if not self.closed:
+            self._answer = answer
+            self._release()
 
     def fail(self, problem: BaseException) -> None:
-        self._problem = problem
-        self._release()
+        if not self.closed:
+            self._problem = problem
+            self._release()
 
     def _release(self) -> None:
+        self.closed = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._settle_future)
+            with suppress(RuntimeError):  # that loop is closed by now: nobody waits for the answer any more
+                self._loop.call_soon_threadsafe(self._settle_future)
         self._lock.release()
 
     def _settle_future(self) -> None:

@@ -18,8 +18,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import psycopg
-
 from airflow_saga.core.actions import Action, Registry, compensation_for, registry
 from airflow_saga.core.decide import UndoMove, decide_undo
 from airflow_saga.core.errors import (
@@ -225,7 +223,7 @@ class _Turns:
         if self.journal.stop_event.wait(max(0.0, seconds)):
             self.journal.check()
 
-    # -- asking the world -----------------------------------------------------------------------------------------------
+    # -- asking the world ---------------------------------------------------------------------------------------------
 
     def _record(self, row: ActionRow, attempt: int) -> ActionRecord:
         saga, step = self.attached.saga, self.attached.step
@@ -277,7 +275,7 @@ class _Turns:
             return False
         return True
 
-    # -- compensating -----------------------------------------------------------------------------------------------------
+    # -- compensating -------------------------------------------------------------------------------------------------
 
     def _compensate(self, row: ActionRow, known: Action[Any, Any]) -> bool:
         """One try. True if the action is settled by what will be written with the next one."""
@@ -299,7 +297,7 @@ class _Turns:
             self._ended = EndedTry(
                 row.action_id, ActionState.COMPENSATION_FAILED, self._text(no), failed=True
             )
-        except (Exception, ActionTimedOut) as problem:
+        except (Exception, ActionTimedOut) as problem:  # noqa: BLE001 - one failed try, whatever it was
             self._ended = self._failed(row, known, problem)
         log.info(
             "%s (action %d, try %d): %s after %.2f s",
