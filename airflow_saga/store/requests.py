@@ -30,6 +30,7 @@ from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
 
+_SAID_BY_PEOPLE = (ActionState.COMPENSATED, ActionState.ACCEPTED, ActionState.DONE, ActionState.FAILED)
 _HINTS = (RequestState.HINTED, RequestState.HELD)
 
 
@@ -530,6 +531,11 @@ class RequestVerbs:
         :param to: COMPENSATED or ACCEPTED (after an undo), DONE or FAILED (an action in doubt of a stopped step).
         :raises VerbRefusedError: saying since when by whom, or until when, it is not the moment.
         """
+        if to not in _SAID_BY_PEOPLE or not note_text.strip():
+            raise VerbRefusedError(
+                f"action {action_id}: a person settles it as {', '.join(_SAID_BY_PEOPLE[:-1])} or "
+                f"{_SAID_BY_PEOPLE[-1]}, with a note that says how it is known; not as {to}, note {note_text!r}"
+            )
         with self.connection.transaction():
             saga, step, action = self._action_of(dag_id, run_id, action_id)
             answers = to in (ActionState.DONE, ActionState.FAILED)
