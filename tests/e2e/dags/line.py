@@ -1,0 +1,39 @@
+"""Two or three steps in a line, under each of the policies and limits that a DAG or a task can have."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import task
+from trips.script import act
+
+from airflow_saga import SagaDAG
+
+
+def line(dag_id: str, task_ids: str = "ab", /, *, last: dict[str, Any] | None = None, **dag: Any) -> None:
+    """:param last: arguments for the last step's task."""
+    with SagaDAG(dag_id, schedule=None, **dag):
+        before = None
+        for task_id in task_ids:
+            how = (last or {}) if task_id == task_ids[-1] else {}
+
+            @task.saga(task_id=task_id, **how)
+            def step(task_id: str, **context: Any) -> list:
+                return act(task_id, context)
+
+            now = step(task_id)
+            if before is not None:
+                before >> now
+            before = now
+
+
+QUICK = {"retry_delay": timedelta(seconds=1)}
+
+line("line")
+line("line3", "abc")
+line("keep", on_failure="keep")
+line("halt", on_compensation_failure="halt")
+line("retried", last={"retries": 2, **QUICK})
+line("limited", last={"execution_timeout": timedelta(seconds=5)})
+line("dated", dagrun_timeout=timedelta(seconds=12))
