@@ -178,7 +178,7 @@ def _resolve(conn_id: str) -> Address:
     import psycopg
 
     try:
-        opened = _outside_of_airflow_session(lambda: _open(connection))
+        opened = on_a_session_of_its_own(lambda: _open(connection))
     except psycopg.OperationalError as problem:
         said = _without_password(first_line(problem), connection)
         raise StoreUnavailableError(
@@ -259,7 +259,7 @@ def connection_of(conn_id: str) -> Any:
     from airflow.exceptions import AirflowNotFoundException
 
     try:
-        return _outside_of_airflow_session(lambda: _look_up(conn_id))
+        return on_a_session_of_its_own(lambda: _look_up(conn_id))
     except AirflowNotFoundException:
         return None
     except StoreError:
@@ -280,8 +280,14 @@ def _look_up(conn_id: str) -> Any:
     return Connection.get_connection_from_secrets(conn_id)
 
 
-def _outside_of_airflow_session(ask: Callable[[], R]) -> R:
-    """Call on a thread of its own, which has an Airflow session of its own; in a task, where there is none, here."""
+def on_a_session_of_its_own(ask: Callable[[], R]) -> R:
+    """Call on a thread of its own, since Airflow's sessions are one per thread; in a task, which has none, call here.
+
+    What Airflow reads on a thread may commit and close that thread's session, and on the scheduler's thread that is the
+    one it schedules with.
+
+    :raises StoreUnavailableError: it took more than ``LOOK_UP_TIMEOUT_SECONDS``.
+    """
     if in_task_process():
         return ask()
     answers: list[R] = []
@@ -302,7 +308,7 @@ def _outside_of_airflow_session(ask: Callable[[], R]) -> R:
         raise problems[0]
     if not answers:
         raise StoreUnavailableError(
-            f"Airflow did not say within {LOOK_UP_TIMEOUT_SECONDS:.0f} s where the saga store is"
+            f"Airflow, or the saga store, did not answer within {LOOK_UP_TIMEOUT_SECONDS:.0f} s; try again"
         )
     return answers[0]
 

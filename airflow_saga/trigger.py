@@ -3,9 +3,10 @@
 Whoever writes a request tries this at once, so that an undo begins in a second; what fails here is caught by the
 reconciler within its minute. The run is named after the request, so two who trigger the same one get one run.
 
-For processes that have Airflow's database (API server, command line, a scheduler's listener). **Not on the scheduler's
-main thread**, whose session this would end: a listener hands it to a thread of its own. A task asks its supervisor
-instead (``airflow_saga.platform``).
+For processes that have Airflow's database: API server, command line, a scheduler's listener. Airflow reads with the
+session of the thread, so this works on a thread of its own and leaves the caller's session alone; still, a listener
+on the scheduler's thread hands it over, since the scheduler must not wait. A task asks its supervisor instead
+(``airflow_saga.platform``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from uuid import UUID
 
 from airflow_saga.core.identity import compensation_dag_id, undo_run_id
 from airflow_saga.core.records import RequestRow
+from airflow_saga.settings import on_a_session_of_its_own
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ _OVER = frozenset({"success", "failed"})
 
 
 def trigger_undo(request: RequestRow, dag_id: str, run_id: str, *, triggered_by: str = "operator") -> bool:
-    """Start the undo run of a request; True if it is there now, whoever started it. Commits by sessions of its own.
+    """Start the undo run of a request; True if it is there now, whoever started it. It is committed.
 
     :param dag_id: the saga DAG, not its compensation DAG.
     :param run_id: the run that is undone.
@@ -45,29 +47,37 @@ def start_undo_run(
 
     :param restart: a run that is there but over, without having carried out its request, is cleared to go on.
     """
+    undo_dag_id, undo_id = compensation_dag_id(dag_id), undo_run_id(request_uuid)
+    where = f"{undo_dag_id} / {undo_id}"
+
+    def start() -> bool:
+        return _start(undo_dag_id, undo_id, conf, user, triggered_by, restart)
+
+    conf = {"run_id": run_id, "request": str(request_uuid)}
+    try:
+        return on_a_session_of_its_own(start)
+    except Exception as problem:
+        said = (str(problem).splitlines() or [""])[0]
+        log.warning("%s cannot be started (%s: %s); the reconciler will", where, type(problem).__name__, said)
+        log.debug("why %s cannot be started", where, exc_info=True)
+        return False
+
+
+def _start(
+    undo_dag_id: str, undo_id: str, conf: dict[str, str], user: str | None, triggered_by: str, restart: bool
+) -> bool:
     from airflow.exceptions import DagNotFound
     from airflow.utils.session import create_session
     from sqlalchemy.exc import IntegrityError
 
-    undo_dag_id, undo_id = compensation_dag_id(dag_id), undo_run_id(request_uuid)
     try:
         with create_session(scoped=False) as session:
-            if _run_is_there(session, undo_dag_id, undo_id, restart):
-                return True
-            conf = {"run_id": run_id, "request": str(request_uuid)}
-            _trigger(session, undo_dag_id, undo_id, conf, user, triggered_by)
+            if not _run_is_there(session, undo_dag_id, undo_id, restart):
+                _trigger(session, undo_dag_id, undo_id, conf, user, triggered_by)
     except IntegrityError:
-        return True  # somebody else was quicker by a moment
+        log.debug("%s / %s was started at the same moment by somebody else", undo_dag_id, undo_id)
     except DagNotFound:
-        log.warning(
-            "no DAG %s to undo %s / %s with; the reconciler will try again", undo_dag_id, dag_id, run_id
-        )
-        return False
-    except Exception as problem:
-        said = (str(problem).splitlines() or [""])[0]
-        where = f"{undo_dag_id} / {undo_id}"
-        log.warning("%s cannot be started (%s: %s); the reconciler will", where, type(problem).__name__, said)
-        log.debug("why %s cannot be started", where, exc_info=True)
+        log.warning("no DAG %s to undo %s with; the reconciler will try again", undo_dag_id, conf["run_id"])
         return False
     return True
 

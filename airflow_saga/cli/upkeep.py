@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from dataclasses import asdict
 
@@ -70,6 +71,8 @@ def prune(args: Namespace) -> Answer:
 
 
 def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        return False
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
