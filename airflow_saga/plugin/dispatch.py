@@ -98,19 +98,20 @@ class Dispatcher:
     """
 
     def __init__(self, kind: Kind | None = None, *, capacity: int = CAPACITY) -> None:
-        self._kind = kind
         self._capacity = capacity
         self._changed = threading.Condition()
         self._items: list[_Item] = []
         self._order = itertools.count()
         self._delivering = False
+        self._stopped = False
         self._dropped = 0
         self._thread: threading.Thread | None = None
-        # From here on of the thread alone, except that `_last_hook` is written by hooks.
         self._last_hook: str | None = None
+        self._kind = kind
+        self._show_at = float("inf") if kind is None else time.monotonic() + FIRST_SEEN_SECONDS
+        # The rest is the thread's alone.
         self._connection: psycopg.Connection | None = None
         self._idle_at = float("inf")
-        self._show_at = float("inf") if kind is None else time.monotonic() + FIRST_SEEN_SECONDS
         self._outage = _Outage()
 
     # -- on the thread of a hook ------------------------------------------------------------------------------------
@@ -123,6 +124,14 @@ class Dispatcher:
                 self._drop_least_missed()
             heapq.heappush(self._items, _Item(due, next(self._order), event))
             self._last_hook = event.hook
+            self._changed.notify_all()
+        self.start()
+
+    def be_seen_as(self, kind: Kind) -> None:
+        """Say in the store from now on that this process is alive."""
+        with self._changed:
+            self._kind = kind
+            self._show_at = time.monotonic() + FIRST_SEEN_SECONDS
             self._changed.notify_all()
         self.start()
 
@@ -144,6 +153,16 @@ class Dispatcher:
                 self._changed.wait(min(left, 0.1))
         return True
 
+    def stop(self, seconds: float) -> bool:
+        """Tell what waits, for so long at most, and end the thread; False if something was left."""
+        drained = self.drain(seconds)
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return drained
+
     def _drop_least_missed(self) -> None:
         victim = min(self._items, key=lambda item: item.missed)
         self._items.remove(victim)
@@ -161,6 +180,7 @@ class Dispatcher:
     # -- on the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._wait_for_work()
         try:
             with no_fork_meanwhile():
                 from airflow_saga.plugin import follow  # psycopg, and Airflow's models
@@ -170,7 +190,7 @@ class Dispatcher:
             log.exception("airflow_saga cannot follow what happens in this process; only the reconciler can")
             return
         follower = follow.Follower()
-        while True:
+        while not self._stopped:
             item = self._next()
             try:
                 if item is None:
@@ -184,11 +204,19 @@ class Dispatcher:
                 with self._changed:
                     self._delivering = False
                     self._changed.notify_all()
+        self._close()
+
+    def _wait_for_work(self) -> None:
+        """Nothing is loaded before there is something to do: a process has enough to do when it starts."""
+        with self._changed:
+            while not self._items and not self._stopped and time.monotonic() < self._show_at:
+                wait = self._show_at - time.monotonic()
+                self._changed.wait(None if wait == float("inf") else wait)
 
     def _next(self) -> _Item | None:
         """The next event, once it is due; None once there is something else to do."""
         with self._changed:
-            while True:
+            while not self._stopped:
                 now = time.monotonic()
                 due = max(self._items[0].due, self._outage.until) if self._items else float("inf")
                 if due <= now:
@@ -199,6 +227,7 @@ class Dispatcher:
                     return None
                 wait = min(due, else_at) - now
                 self._changed.wait(None if wait == float("inf") else wait)
+        return None
 
     def _deliver(self, item: _Item, follower: Follower) -> None:
         from airflow_saga.metadata import MetadataUnreadableError
@@ -220,8 +249,9 @@ class Dispatcher:
     def _keep(self, item: _Item) -> None:
         """Its place in the order stays: what was due before it is still told before it."""
         if time.monotonic() - item.event.since > PATIENCE_SECONDS:
-            log.error(
-                "%s: given up, the saga store was away too long; the reconciler will see it", item.event
+            level = logging.INFO if item.event.is_saga_dag is False else logging.ERROR
+            log.log(
+                level, "%s: given up, the saga store is away too long; left to the reconciler", item.event
             )
             return
         with self._changed:
@@ -229,7 +259,7 @@ class Dispatcher:
 
     def _look_again(self, item: _Item) -> None:
         if item.looks >= len(LOOK_AGAIN_SECONDS):
-            log.info("%s, but Airflow has not committed it; the reconciler will see it", item.event)
+            log.info("%s, but Airflow has not committed that; left to the reconciler", item.event)
             return
         due = time.monotonic() + LOOK_AGAIN_SECONDS[item.looks]
         with self._changed:
@@ -298,19 +328,8 @@ _kind: Kind | None = None
 _of_parents: list[Dispatcher] = []
 
 
-def hand_over(event: Event) -> None:
-    """Have an event told to the store; returns at once, from any thread of any process."""
-    _own().put(event)
-
-
-def be_seen_as(kind: Kind) -> None:
-    """This process lives long: it says so in the store from now on, as the component that `kind` names."""
-    global _kind
-    _kind = kind
-    _own().start()
-
-
-def _own() -> Dispatcher:
+def current() -> Dispatcher:
+    """The one of this process, made when it is first asked for."""
     global _dispatcher
     if _dispatcher is None:
         with _making:
@@ -319,9 +338,24 @@ def _own() -> Dispatcher:
     return _dispatcher
 
 
-def _drain_at_exit() -> None:
-    if _dispatcher is not None:
-        _dispatcher.drain(DRAIN_SECONDS)
+def hand_over(event: Event) -> None:
+    """Have an event told to the store; returns at once, from any thread of any process."""
+    current().put(event)
+
+
+def be_seen_as(kind: Kind) -> None:
+    """This process lives long: it says so in the store from now on, as the component that `kind` names."""
+    global _kind
+    _kind = kind
+    current().be_seen_as(kind)
+
+
+def stop() -> None:
+    """Tell what still waits, for two seconds at most, and end the thread. The next event starts another one."""
+    global _dispatcher
+    ended, _dispatcher = _dispatcher, None
+    if ended is not None and not ended.stop(DRAIN_SECONDS):
+        log.warning("this process ends with events that the saga store was not told; left to the reconciler")
 
 
 @contextmanager
@@ -352,4 +386,4 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(
     before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
 )
-atexit.register(_drain_at_exit)
+atexit.register(stop)
