@@ -58,6 +58,9 @@ SENSITIVE_NAMES = frozenset(
 )
 
 _DISPLAY_DEPTH = 100
+_BASE64_RUN = re.compile("[A-Za-z0-9+/_=-]{6,}")
+# What a terminal obeys, what UTF-8 has no bytes for, and NUL, which Postgres refuses.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 SecretSource = Callable[[], Iterable[str]]
 
@@ -127,14 +130,19 @@ class SecretPattern:
 
     def scrub(self, text: str) -> str:
         """The text with each known secret replaced by ``***``; do it before a text is cut, or a part may stay."""
-        return self._replacer.sub(MASK, text) if self and self.is_in(text) else text
+        if not self or not self.is_in(text):
+            return text
+        # Base64 of a longer text: the characters next to the match hold bits of the secret too.
+        text = _BASE64_RUN.sub(
+            lambda run: MASK if any(form in run[0] for form in self._encoded_forms) else run[0], text
+        )
+        return self._replacer.sub(MASK, text)
 
     @cached_property
     def _replacer(self) -> re.Pattern[str]:
-        # Base64 of a longer text: the characters next to the match hold bits of the secret too.
-        encoded = [rf"[A-Za-z0-9+/_-]*{re.escape(form)}[A-Za-z0-9+/_=-]*" for form in self._encoded_forms]
-        plain = [re.escape(form) for form in sorted(self._text_forms, key=len, reverse=True)]
-        return re.compile("|".join(encoded + plain))
+        return re.compile(
+            "|".join(re.escape(form) for form in sorted(self._text_forms, key=len, reverse=True))
+        )
 
     def _worth_hiding(self, value: str) -> Iterator[str]:
         if len(value) >= self._min_length and value.lower() not in _NEVER_SECRET:
@@ -171,8 +179,11 @@ class KnownSecrets:
         return self._pattern
 
     def scrub(self, text: str) -> str:
-        """The text with each secret known right now replaced by ``***``; for error texts that are stored."""
-        return self.pattern().scrub(text)
+        """An error text as it may be stored and shown: each secret known right now is ``***``.
+
+        What Postgres or a terminal would choke on (NUL, lone surrogates, control characters) becomes an escape.
+        """
+        return printable(self.pattern().scrub(text))
 
 
 def key_segment(key: object, secrets: SecretPattern | None = None) -> str:
@@ -215,7 +226,7 @@ def _display(
     if depth > _DISPLAY_DEPTH:
         return MASK
     if isinstance(value, str):
-        return MASK if hidden else _printable(secrets.scrub(value) if secrets else value)
+        return MASK if hidden else printable(secrets.scrub(value) if secrets else value)
     if isinstance(value, Secret):
         return repr(value)
     if isinstance(value, bytes | bytearray):
@@ -236,11 +247,11 @@ def _display(
     return value
 
 
-def _printable(text: str) -> str:
-    """Text that neither a terminal obeys nor UTF-8 refuses."""
+def printable(text: str) -> str:
+    """Text that Postgres takes, UTF-8 can write and no terminal obeys: control characters become escapes."""
     if text.isprintable():
         return text
-    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda match: ascii(match[0])[1:-1], text)
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class _Digits(str):

@@ -338,6 +338,16 @@ def test_a_text_without_secrets_is_left_alone() -> None:
     assert KnownSecrets(lambda: [PLANTED]).scrub(f"<{PLANTED}>") == "<***>"
 
 
+def test_a_stored_error_text_is_one_that_postgres_takes() -> None:
+    known = KnownSecrets(lambda: [PLANTED])
+    assert known.scrub(f"a\x00b \ud800 {PLANTED}\n\x1b[0m") == "a\\x00b \\ud800 ***\n\\x1b[0m"
+
+
+def test_a_long_text_is_scrubbed_in_linear_time() -> None:
+    noise = b64("x" * 1_000_000)
+    assert PATTERN.scrub(f"{noise} {b64(PLANTED)} {noise}") == f"{noise} {MASK} {noise}"
+
+
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
