@@ -151,7 +151,11 @@ def _generate(dag: DAG, notifiers: list[Any]) -> DAG:
 def _wire(dag: DAG, steps: dict[str, Any], notifiers: list[Any]) -> None:
     """plan → undo tasks, edges reversed → settle → review → apply."""
     plan = PlanOperator(
-        task_id=PLAN_TASK, saga_dag_id=dag.dag_id, retries=_AIRFLOW_RETRIES, retry_delay=timedelta(seconds=2)
+        task_id=PLAN_TASK,
+        saga_dag_id=dag.dag_id,
+        notifiers=notifiers,
+        retries=_AIRFLOW_RETRIES,
+        retry_delay=timedelta(seconds=2),
     )
     heads: dict[str, Any] = {}
     tails: dict[str, Any] = {}

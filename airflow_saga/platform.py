@@ -102,6 +102,24 @@ class OwnTask:
             log.warning("the undo of %s / %s waits for the reconciler to start it", self.dag_id, self.run_id)
 
 
+def cleared_steps(dag_id: str, run_id: str) -> frozenset[str]:
+    """Labels (``task`` or ``task[index]``) of the task instances of a run that are cleared, or never ran, now.
+
+    Airflow answers with ``task_index`` for a mapped one, which may be the name of another task; then both are told.
+    """
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, run_ids=[run_id]).get(run_id) or {}
+    labels = set()
+    for key, state in states.items():
+        if state is None:
+            task_id, _, index = key.rpartition("_")
+            labels.add(key)
+            if index.isdigit():
+                labels.add(f"{task_id}[{index}]")
+    return frozenset(labels)
+
+
 def _not_found(problem: Exception) -> bool:
     text = str(problem)
     return "404" in text or "not_found" in text.lower() or "not found" in text.lower()

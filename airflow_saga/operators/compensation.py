@@ -73,9 +73,10 @@ class PlanOperator(BaseOperator):
 
     ui_color = "#f3ead9"
 
-    def __init__(self, *, saga_dag_id: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *, saga_dag_id: str, notifiers: Sequence[Any] = (), **kwargs: Any) -> None:
+        super().__init__(on_failure_callback=tell_stuck, **kwargs)
         self.saga_dag_id = saga_dag_id
+        self.notifiers = list(notifiers)
         self._killed = False
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -268,7 +269,7 @@ class SettleOperator(BaseOperator):
     ui_color = "#f3ead9"
 
     def __init__(self, *, saga_dag_id: str, notifiers: Sequence[Any] = (), **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(on_failure_callback=tell_stuck, **kwargs)
         self.saga_dag_id = saga_dag_id
         self.notifiers = list(notifiers)
         self._undo: StepUndo | None = None
@@ -278,7 +279,7 @@ class SettleOperator(BaseOperator):
         if request_uuid is None:
             return []
         settled = self._settle(context, request_uuid)
-        standing = [row for row in settled.residual if needs_person(row)]
+        standing = [row for row in settled.residual if needs_person(row)][:MOST_MAPPED]
         ti = context["ti"]
         ti.xcom_push(key=REVIEWED_KEY, value=[row.action_id for row in standing])
         ti.xcom_push(key=SUMMARY_KEY, value=_summary(settled))
@@ -288,7 +289,7 @@ class SettleOperator(BaseOperator):
                 "still stands: %s (action %d) is %s: %s", row.name, row.action_id, row.state, row.error
             )
         if standing:
-            self._tell(context, settled)
+            tell_once(self.notifiers, context, settled.request.request_id, "standing")
         labels = self._labels(settled)
         return [question_of(settled.saga, row, labels[row.step_id]) for row in standing]
 
@@ -326,15 +327,32 @@ class SettleOperator(BaseOperator):
         with _store() as connection:
             return {step.step_id: step.label for step in Reader(connection).steps(settled.saga.saga_id)}
 
-    def _tell(self, context: Any, settled: Settled) -> None:
-        with _store() as connection:
-            if not RequestVerbs(connection).claim_notice(settled.request.request_id, "standing"):
-                return
-        for notifier in self.notifiers:
-            try:
-                notifier(context)
-            except Exception:
-                self.log.exception("the notifier %s failed; what stands is still to be settled", notifier)
+
+def tell_once(notifiers: Sequence[Any], context: Any, request_id: int, kind: str) -> None:
+    """Call the DAG's notifiers, once per request and kind, whoever comes first; one that fails is logged."""
+    if not notifiers:
+        return
+    with _store() as connection:
+        if not RequestVerbs(connection).claim_notice(request_id, kind):
+            return
+    for notifier in notifiers:
+        try:
+            notifier(context)
+        except Exception:
+            log.exception("the notifier %s failed; what stands is still to be settled", notifier)
+
+
+def tell_stuck(context: Any) -> None:
+    """Callback of ``plan`` and ``settle``: their last try failed, so nobody carries this undo on."""
+    notifiers = getattr(context["task"], "notifiers", ())
+    run = context["dag_run"]
+    uuid = request_uuid_of(run.run_id) or ((run.conf or {}).get("request") and UUID(run.conf["request"]))
+    if not notifiers or not uuid:
+        return
+    with _store() as connection:
+        request = Reader(connection).request(uuid)
+    if request is not None and request.state not in (RequestState.SETTLED, RequestState.WITHDRAWN):
+        tell_once(notifiers, context, request.request_id, "stuck")
 
 
 def needs_person(row: ActionRow) -> bool:

@@ -24,7 +24,7 @@ from airflow_saga.core.records import ActionRow, Attempt
 from airflow_saga.core.secret import set_secret_resolver
 from airflow_saga.core.states import Effect
 from airflow_saga.graph import ancestors_of, mapped_group_of, policy_of
-from airflow_saga.platform import OwnTask, reschedule_date
+from airflow_saga.platform import OwnTask, cleared_steps, reschedule_date
 from airflow_saga.runtime.saga import Saga
 from airflow_saga.runtime.step import StepCleared, StepGivenBack, StepResult, StepRun
 from airflow_saga.settings import Settings, resolve_secret, secrets_of_this_process, store_address
@@ -119,6 +119,7 @@ class SagaOperator(BaseOperator):
     def _attempt(self, context: Any) -> Attempt:
         ti, run = context["ti"], context["dag_run"]
         policy = policy_of(ti.dag_id)
+        clear_number = run.clear_number or 0
         return Attempt(
             dag_id=ti.dag_id,
             run_id=ti.run_id,
@@ -128,7 +129,8 @@ class SagaOperator(BaseOperator):
             try_number=ti.try_number,
             max_tries=ti.max_tries,
             retries=self.retries or 0,
-            clear_number=run.clear_number or 0,
+            clear_number=clear_number,
+            others_cleared=cleared_steps(ti.dag_id, ti.run_id) if clear_number else frozenset(),
             ancestors=ancestors_of(self),
             mapped_group=mapped_group_of(self),
             host=socket.gethostname(),
