@@ -1,8 +1,8 @@
 """Is everything alive that a saga needs? Each check says what it saw and, where it is not well, what to do.
 
 Without listener and reconciler nothing is undone by itself, and nobody would notice until it matters: so their absence
-is a failure here and not a remark. The listener in a component counts as seen when that component has written to the
-store since it was started.
+is a failure here and not a remark. That a component is at work is asked of Airflow, that the plugin is alive in it of
+the store, to which each such process writes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from airflow_saga.store.overview import Overview, notification_seconds
 from airflow_saga.store.reader import Reader
 
 OLDEST_SERVER = 15
-RECONCILER_QUIET = timedelta(minutes=5)
+SILENT = timedelta(minutes=5)
+"""A process with the plugin says that it is alive each 45 s; this is longer than an outage that it rides out."""
 RECONCILER_DEAD = timedelta(hours=1)
-START_SLACK = timedelta(seconds=60)
-"""A component is not asked to have written to the store within this of its start."""
 ROWS_NAMED = 5
 
 
@@ -73,9 +72,6 @@ COMPONENTS = (
     _Component("api-server", Level.FAIL, "a run marked failed in the UI is undone by the reconciler alone"),
     _Component("dag-processor", Level.WARN, "it may lack the package, and then no saga DAG can be parsed"),
     _Component("triggerer", Level.WARN, "it may lack the package, and then deferred steps cannot go on"),
-    _Component(
-        "worker", Level.WARN, "no task has run since the plugin was installed, or workers lack the package"
-    ),
 )
 
 
@@ -106,7 +102,7 @@ def _examine_store(settings: Settings, address: Address, connection: psycopg.Con
     yield Finding(Level.OK, "migration", f"the tables are at {HEAD}")
     yield from _notifications(settings, address, connection)
     overview, reader = Overview(connection), Reader(connection)
-    for examine_one in (_components, _reconciler, _dags, _people, _oldest_request):
+    for examine_one in (_components, _workers, _reconciler, _dags, _people, _oldest_request):
         yield from _told(examine_one, settings, overview, reader)
 
 
@@ -182,32 +178,49 @@ def _components(settings: Settings, overview: Overview, reader: Reader) -> Itera
 def _component(
     component: _Component, rows: list[dict[str, Any]], jobs: list[Job], now: datetime
 ) -> Iterator[Finding]:
-    check_name = component.kind
     restart = f"install airflow-saga {__version__} there and restart it"
     if not rows:
-        yield Finding(
-            component.missing, check_name, f"the plugin was never seen in it: {component.loses}", restart
-        )
+        never = f"the plugin was never seen in it: {component.loses}"
+        yield Finding(component.missing, component.kind, never, restart)
         return
+    at_work = {job.host: job for job in jobs}
+    newest = max(row["seen_at"] for row in rows)
     for row in rows:
-        hook = (
-            f", last hook {row['last_hook']} {age(now - row['last_hook_at'])} ago" if row["last_hook"] else ""
-        )
-        told = f"{row['host']}: seen {age(now - row['seen_at'])} ago with {row['version']}{hook}"
-        job = next((job for job in jobs if job.host == row["host"]), None)
-        if job and row["seen_at"] < job.started_at - START_SLACK and now - job.started_at > START_SLACK:
-            silent = f"{told}, but it was restarted at {moment(job.started_at)} and is silent since"
-            yield Finding(component.missing, check_name, silent, restart)
-        elif row["version"] != __version__ and now - row["seen_at"] < timedelta(days=1):
-            yield Finding(Level.WARN, check_name, f"{told}, while this is {__version__}", restart)
+        job, silence = at_work.get(row["host"]), now - row["seen_at"]
+        told = _seen(row, now)
+        if job and min(silence, now - job.started_at) > SILENT:
+            silent = f"{told}, though it is at work since {moment(job.started_at)}: {component.loses}"
+            yield Finding(component.missing, component.kind, silent, restart)
+        elif silence > SILENT and row["seen_at"] < newest:
+            continue  # a host of the past
+        elif silence > SILENT:
+            gone = f"{told}: it is stopped, or cannot reach the store"
+            yield Finding(Level.WARN, component.kind, gone, "start it, or look into its log")
+        elif row["version"] != __version__:
+            yield Finding(Level.WARN, component.kind, f"{told}, while this is {__version__}", restart)
         else:
-            yield Finding(Level.OK, check_name, told)
-    hosts = {row["host"] for row in rows}
-    for job in jobs:
-        if job.host not in hosts and now - job.started_at > START_SLACK:
-            yield Finding(
-                Level.WARN, check_name, f"{job.host}: at work, but the plugin was not seen in it", restart
-            )
+            yield Finding(Level.OK, component.kind, told)
+    for host in sorted(set(at_work) - {row["host"] for row in rows}):
+        if now - at_work[host].started_at > SILENT:
+            unseen = f"{host}: at work, but the plugin was not seen in it"
+            yield Finding(Level.WARN, component.kind, unseen, restart)
+
+
+def _seen(row: dict[str, Any], now: datetime) -> str:
+    hook = f", last hook {row['last_hook']} {age(now - row['last_hook_at'])} ago" if row["last_hook"] else ""
+    return f"{row['host']}: seen {age(now - row['seen_at'])} ago with {row['version']}{hook}"
+
+
+def _workers(settings: Settings, overview: Overview, reader: Reader) -> Iterator[Finding]:
+    step = overview.newest_step()
+    if step is None:
+        unproven = (
+            "no step has run yet, so it is not proved that workers have the package and reach the store"
+        )
+        yield Finding(Level.WARN, "worker", unproven, "run a saga DAG once")
+    else:
+        told = f"{step['host']}: a step began {age(overview.now() - step['attached_at'])} ago"
+        yield Finding(Level.OK, "worker", told)
 
 
 def _reconciler(settings: Settings, overview: Overview, reader: Reader) -> Iterator[Finding]:
@@ -221,7 +234,7 @@ def _reconciler(settings: Settings, overview: Overview, reader: Reader) -> Itera
     told = f"last ran {age(silence)} ago on {newest['host']}"
     if silence > RECONCILER_DEAD:
         yield Finding(Level.FAIL, "reconciler", f"{told}: what a hook misses is not undone", make)
-    elif silence > RECONCILER_QUIET:
+    elif silence > SILENT:
         yield Finding(Level.WARN, "reconciler", told, make)
     else:
         yield Finding(Level.OK, "reconciler", told)

@@ -49,6 +49,10 @@ class Overview:
     def oldest_open_request(self) -> dict[str, Any] | None:
         return first(self.connection, _Q.oldest_open_request, {})
 
+    def newest_step(self) -> dict[str, Any] | None:
+        """Where and when a step last began; None if none ever has."""
+        return first(self.connection, _Q.newest_step, {})
+
     def dags_with_sagas(self) -> list[dict[str, Any]]:
         """Each DAG with its number of sagas that are not at a good end (``unsettled``) and when one last moved."""
         return dicts(self.connection, _Q.dags_with_sagas, {})

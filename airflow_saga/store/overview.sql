@@ -37,6 +37,9 @@ SELECT r.*, g.dag_id, g.run_id, clock_timestamp() - r.asked_at AS age
 FROM airflow_saga.undo_request r JOIN airflow_saga.saga g USING (saga_id)
 WHERE r.state IN ('HINTED', 'HELD', 'REQUESTED', 'FROZEN', 'QUEUED') ORDER BY r.asked_at, r.request_id LIMIT 1;
 
+-- name: newest_step
+SELECT host, attached_at FROM airflow_saga.step ORDER BY step_id DESC LIMIT 1;
+
 -- name: dags_with_sagas
 SELECT dag_id, count(*) FILTER (WHERE state NOT IN ('COMPLETED', 'CANCELLED')) AS unsettled,
        max(changed_at) AS changed_at

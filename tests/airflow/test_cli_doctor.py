@@ -15,7 +15,7 @@ from tests.airflow.conftest import Command
 from tests.store.scene import Scene
 from tests.support.postgres import PostgresServer
 
-KINDS = ("scheduler", "api-server", "dag-processor", "triggerer", "worker", "reconciler")
+KINDS = ("scheduler", "api-server", "dag-processor", "triggerer", "reconciler")
 Findings = dict[str, dict[str, str]]
 
 
@@ -40,9 +40,10 @@ def doctor(airflow_saga_cli: Command) -> Doctor:
 
 @pytest.fixture
 def all_seen(scene: Scene) -> Scene:
-    """Every component has shown the plugin a moment ago."""
+    """Every component has shown the plugin a moment ago, and a step has run."""
     for kind in KINDS:
         RequestVerbs(scene.connection).note_component(kind, "host-1", __version__, "on_starting")
+    scene.ran("flight", 1)
     return scene
 
 
@@ -51,7 +52,6 @@ def levels(findings: Findings) -> dict[str, str]:
 
 
 def test_all_is_well(all_seen: Scene, doctor: Doctor, airflow_saga_cli: Command) -> None:
-    all_seen.ran("flight", 1)
     found = doctor.findings()
     assert set(levels(found).values()) == {"ok"}, found
     assert doctor.code == 0
@@ -66,16 +66,17 @@ def test_without_a_listener_and_a_reconciler_it_fails(scene: Scene, doctor: Doct
     found = doctor.findings()
     assert doctor.code == 1
     seen = levels(found)
-    assert [seen[kind] for kind in KINDS] == ["fail", "fail", "warn", "warn", "warn", "fail"]
+    assert [seen[kind] for kind in KINDS] == ["fail", "fail", "warn", "warn", "fail"]
+    assert seen["worker"] == "warn"
     assert found["scheduler"]["next"] == f"install airflow-saga {__version__} there and restart it"
     assert "reconciler_dag()" in found["reconciler"]["next"]
 
 
 def test_a_component_with_another_version_is_warned_of(all_seen: Scene, doctor: Doctor) -> None:
-    RequestVerbs(all_seen.connection).note_component("worker", "host-2", "0.0.9", None)
+    RequestVerbs(all_seen.connection).note_component("triggerer", "host-2", "0.0.9", None)
     found = doctor.findings()
-    assert found["worker"]["level"] == "warn"
-    assert f"with 0.0.9, while this is {__version__}" in found["worker"]["message"]
+    assert found["triggerer"]["level"] == "warn"
+    assert f"with 0.0.9, while this is {__version__}" in found["triggerer"]["message"]
     assert doctor.code == 0
 
 
@@ -106,14 +107,35 @@ def live_scheduler(airflow_home: object) -> Iterator[datetime]:
         session.execute(delete(Job).where(Job.hostname == "host-1"))
 
 
-def test_a_component_that_is_silent_since_its_restart_has_lost_the_plugin(
+def _age_components(scene: Scene, age: timedelta) -> None:
+    scene.sql("UPDATE airflow_saga.component SET seen_at = seen_at - %(age)s", {"age": age})
+
+
+def test_a_component_that_is_at_work_but_silent_has_lost_the_plugin(
     all_seen: Scene, doctor: Doctor, live_scheduler: datetime
 ) -> None:
     assert doctor.findings()["scheduler"]["level"] == "ok"
-    all_seen.sql("UPDATE airflow_saga.component SET seen_at = seen_at - interval '1 day'")
+    _age_components(all_seen, timedelta(days=1))
     found = doctor.findings()["scheduler"]
     assert found["level"] == "fail"
-    assert "is silent since" in found["message"]
+    assert "though it is at work since" in found["message"]
+
+
+def test_a_component_that_airflow_does_not_see_either_is_stopped(all_seen: Scene, doctor: Doctor) -> None:
+    _age_components(all_seen, timedelta(minutes=10))
+    found = doctor.findings()
+    assert found["api-server"]["level"] == "warn"
+    assert "it is stopped, or cannot reach the store" in found["api-server"]["message"]
+    assert doctor.code == 0
+
+
+def test_a_host_of_the_past_is_not_mentioned(all_seen: Scene, doctor: Doctor) -> None:
+    _age_components(all_seen, timedelta(days=1))
+    for kind in KINDS:
+        RequestVerbs(all_seen.connection).note_component(kind, "host-2", __version__, None)
+    found = doctor.findings()
+    assert set(levels(found).values()) == {"ok"}
+    assert found["scheduler"]["message"].startswith("host-2: ")
 
 
 def test_a_component_on_a_host_without_the_plugin_is_named(
@@ -146,10 +168,11 @@ def test_a_dag_of_the_past_whose_sagas_are_settled_is_no_failure(all_seen: Scene
 
 
 def test_a_saga_that_needs_a_person_is_named(all_seen: Scene, doctor: Doctor) -> None:
-    all_seen.stopped("flight", 1)
+    all_seen.stopped("hotel", 1)
     all_seen.ask()
     all_seen.freeze()
-    undo = all_seen.undo_of()
+    all_seen.undo_step("flight")
+    undo = all_seen.undo_of("hotel")
     all_seen.compensate(undo, undo.open_actions[0], "COMPENSATION_FAILED", failed=True)
     all_seen.settle()
     found = doctor.findings()["people"]
@@ -158,7 +181,7 @@ def test_a_saga_that_needs_a_person_is_named(all_seen: Scene, doctor: Doctor) ->
 
 
 def test_an_undo_that_does_not_begin_fails(all_seen: Scene, doctor: Doctor) -> None:
-    all_seen.stopped("flight", 1)
+    all_seen.stopped("hotel", 1)
     all_seen.ask()
     assert doctor.findings()["oldest-request"]["level"] == "ok"
     all_seen.time_passes(400)
