@@ -127,7 +127,7 @@ def _generate(dag: DAG, notifiers: list[Any]) -> DAG:
         check_task_id(task_id)
     if not steps:
         raise ActionDeclarationError(
-            f"{dag.dag_id} has no saga step, so there is nothing to undo: use SagaOperator or @task.saga, or a plain DAG"
+            f"{dag.dag_id} has no saga step, so nothing to undo: use SagaOperator or @task.saga, or a plain DAG"
         )
     with DAG(
         compensation_dag_id(dag.dag_id),

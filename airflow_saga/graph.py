@@ -1,4 +1,4 @@
-"""Reading a DAG as a saga: which tasks are steps, what comes after what (also through plain tasks), which are mapped."""
+"""Reading a DAG as a saga: which tasks are steps, what comes after what (through plain tasks too), what is mapped."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Action(Generic[P, R]):
         return inspect.iscoroutinefunction(self.fn)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by name with defaults filled in, without ``key``; a TypeError as the call itself would raise."""
+        """The arguments by name, defaults filled in, without ``key``; a TypeError as the call itself would raise."""
         signature = _signature(self.fn)
         if self.wants_key:
             if "key" in kwargs:
