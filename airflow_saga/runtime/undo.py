@@ -12,24 +12,31 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from airflow_saga.core.actions import Action, Registry, compensation_for, registry
+import psycopg
+
+from airflow_saga.core.actions import Action, Registry, compensation_for, registry, set_caller
 from airflow_saga.core.decide import UndoMove, decide_undo
 from airflow_saga.core.errors import (
     ActionTimedOut,
     CompensationRejected,
+    NestedActionError,
     NotApplied,
     SagaError,
+    StepCutOffError,
+    StepInterrupted,
     StoreUnavailableError,
     Unavailable,
     UndoFencedError,
     UndoOutOfOrderError,
     ValueNotKeptError,
+    ValueNotReadableError,
 )
 from airflow_saga.core.identity import undo_key
 from airflow_saga.core.records import ActionRecord, ActionRow, Applied, Later
@@ -39,9 +46,10 @@ from airflow_saga.runtime.calls import RunningCall
 from airflow_saga.runtime.drive import ask_probe, resolve_awaitable, run_call
 from airflow_saga.runtime.journal import Journal
 from airflow_saga.runtime.ports import Limits
+from airflow_saga.runtime.recorder import current_action
 from airflow_saga.runtime.secrecy import KnownSecrets
 from airflow_saga.store import migrate
-from airflow_saga.store.connect import Address
+from airflow_saga.store.connect import Address, first_line
 from airflow_saga.store.steps import StepVerbs
 from airflow_saga.store.undo import EndedTry, NextTry, UndoAttached, UndoVerbs
 
@@ -87,10 +95,13 @@ class StepUndo:
         self.actions = actions
         self.execute = execute
         self.journal: Journal | None = None
+        self._killed_early = False
 
     def request_kill(self) -> None:
         if self.journal is not None:
             self.journal.request_kill()
+        else:
+            self._killed_early = True
 
     def run(self) -> UndoReport:
         """Undo the step as far as it goes; every action of it is settled when this returns (unless halted).
@@ -110,6 +121,12 @@ class StepUndo:
                 host=socket.gethostname(),
                 pid=os.getpid(),
             )
+        except psycopg.OperationalError as problem:
+            connection.close()
+            raise StoreUnavailableError(
+                f"the saga store went away while the undo of {self.task_id} began ({first_line(problem)}); "
+                f"nothing was called"
+            ) from problem
         except BaseException:
             connection.close()
             raise
@@ -118,13 +135,26 @@ class StepUndo:
             return UndoReport()
         journal = Journal(self.address, connection, attached.saga, attached.step, self.limits)
         self.journal = journal
+        if self._killed_early:
+            journal.request_kill()
         journal.start()
+        set_caller(_refuse_action)
         try:
             return _Turns(self, journal, attached).run()
+        except StepCutOffError as cut:
+            raise StoreUnavailableError(str(cut)) from cut
         finally:
+            set_caller(None)
             journal.body_ended()
             journal.close()
             self.journal = None
+
+
+def _refuse_action(action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    raise NestedActionError(
+        f"{action.name} was called inside {current_action.get() or 'an undo'}; nothing was called. Nothing would undo "
+        f"it: call {action.name}.fn(…) there."
+    )
 
 
 class _Turns:
@@ -139,6 +169,16 @@ class _Turns:
         """How the last compensation ended, not written yet: it rides with the next."""
 
     def run(self) -> UndoReport:
+        try:
+            return self._run()
+        except BaseException:
+            with suppress(
+                Exception, StepInterrupted
+            ):  # what ends this attempt is told; this only loses no knowledge
+                self._write(None)
+            raise
+
+    def _run(self) -> UndoReport:
         halts = self.attached.saga.on_compensation_failure == "halt"
         for row in self.attached.open_actions:
             if halts and self._halted():
@@ -196,10 +236,11 @@ class _Turns:
 
     def _write(self, begin: NextTry | None) -> int | None:
         """Commit how the last try ended and the intent of the next; the number of that try, None if refused."""
-        ended, self._ended = self._ended, None
+        ended = self._ended
         if ended is None and begin is None:
             return None
-        taken, tries = self.journal.ask(lambda c: UndoVerbs(c).write_undo(self.attached, ended, begin))
+        taken, tries = self.journal.ask(_once_more_without_harm(self.attached, ended, begin))
+        self._ended = None
         if ended is not None and not taken:
             log.warning("action %d was changed by somebody else while it was being undone", ended.action_id)
         return tries
@@ -251,7 +292,12 @@ class _Turns:
         """Ask what became of an action in doubt; True if nobody can tell."""
         assert known.verify is not None
         self._write(None)
-        answer = ask_probe(known.verify, self._record(row, 0), known.timeout.total_seconds(), self.journal)
+        try:
+            record = self._record(row, 0)
+        except ValueNotReadableError as problem:
+            log.warning("%s (action %d) cannot be asked about: %s", row.name, row.action_id, problem)
+            return True
+        answer = ask_probe(known.verify, record, known.timeout.total_seconds(), self.journal)
         step = self.attached.step
         if isinstance(answer, Applied):
             text, lost = None, False
@@ -315,7 +361,10 @@ class _Turns:
 
     def _took(self, row: ActionRow, known: Action[Any, Any], record: ActionRecord, answer: Any) -> EndedTry:
         if isinstance(answer, Later):
-            token = None if answer.token is None else codec.encode(answer.token, where="Later.token")
+            secrets = self.undo.secrets.pattern()
+            token = (
+                None if answer.token is None else codec.encode(answer.token, secrets=secrets, where="token")
+            )
             return self._later(row, answer.after.total_seconds(), token=token)
         if known.confirm is not None:
             seen = ask_probe(known.confirm, record, known.timeout.total_seconds(), self.journal)
@@ -339,6 +388,7 @@ class _Turns:
             why = f"its undo deadline passed ({fresh.undo_deadline_at:%Y-%m-%d %H:%M} UTC)"
             why += f" while waiting for {waiting_for}" if waiting_for else " while it was still under way"
             return EndedTry(row.action_id, ActionState.COMPENSATION_FAILED, why, failed=True)
+        waiting_for = None if waiting_for is None else self.undo.secrets.scrub(waiting_for)
         jitter = random.uniform(0.9, 1.3) if waiting_for else 1.0
         return EndedTry(
             row.action_id,
@@ -382,6 +432,26 @@ class _Turns:
 
     def _text(self, problem: BaseException) -> str:
         return self.undo.secrets.scrub(f"{type(problem).__name__}: {problem}")[:2000]
+
+
+def _once_more_without_harm(
+    attached: UndoAttached, ended: EndedTry | None, begin: NextTry | None
+) -> Callable[[psycopg.Connection], tuple[bool, int | None]]:
+    """One write of the undo. Run again because its commit was not heard of, it does not ask for what it has done."""
+    sent = False
+
+    def write(connection: psycopg.Connection) -> tuple[bool, int | None]:
+        nonlocal sent
+        verbs = UndoVerbs(connection)
+        told = ended
+        if sent and ended is not None and ended.state != ActionState.COMPENSATING:
+            row, _ = verbs.read_action(ended.action_id)
+            told = None if row.state == ended.state else ended
+        sent = True
+        taken, tries = verbs.write_undo(attached, told, begin)
+        return taken or told is not ended, tries
+
+    return write
 
 
 __all__ = ["StepUndo", "StoreUnavailableError", "UndoReport"]

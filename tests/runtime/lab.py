@@ -179,12 +179,18 @@ class Lab:
         made = self.step_run(run, task, **more)
         return Running(lambda: made.run(body))
 
-    def fails(self, body: Body, expected: type[BaseException], run: str = "r", **more: Any) -> BaseException:
+    def fails(
+        self,
+        body: Body,
+        expected: type[BaseException] | tuple[type[BaseException], ...],
+        run: str = "r",
+        **more: Any,
+    ) -> BaseException:
         try:
             self.step(body, run, **more)
         except expected as problem:
             return problem
-        raise AssertionError(f"the step ended well instead of raising {expected.__name__}")
+        raise AssertionError(f"the step ended well instead of raising {expected}")
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
