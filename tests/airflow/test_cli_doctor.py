@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-import psycopg
 import pytest
 
 from airflow_saga import __version__
+from airflow_saga.settings import forget_addresses
 from airflow_saga.store.requests import RequestVerbs
 from tests.airflow.conftest import Command
+from tests.airflow.wire import Change, no_notifications, relay, shared_backend
 from tests.store.scene import Scene
 from tests.support.postgres import PostgresServer
 
@@ -213,8 +214,21 @@ def test_a_store_that_does_not_answer_is_the_only_finding(
     assert doctor.code == 1
 
 
-def test_a_pooler_that_shares_connections_is_found_out(store_url: str) -> None:
-    from airflow_saga.store.connect import behind_pooler
-
-    with psycopg.connect(store_url) as connection:
-        assert not behind_pooler(connection)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (shared_backend, "a transaction pooler stands before"),
+        (no_notifications, "notifications do not arrive"),
+    ],
+)
+def test_what_keeps_notifications_away_is_a_warning(
+    all_seen: Scene, doctor: Doctor, monkeypatch: pytest.MonkeyPatch, change: Change, message: str
+) -> None:
+    with relay(all_seen.url, change) as url:
+        monkeypatch.setenv("AIRFLOW_CONN_SAGA_DEFAULT", url)
+        forget_addresses()
+        found = doctor.findings()
+    assert found["notifications"]["level"] == "warn"
+    assert message in found["notifications"]["message"]
+    assert "by polling, within 1 s" in found["notifications"]["message"]
+    assert doctor.code == 0
