@@ -155,6 +155,8 @@ class Walk:
 
     def _tree(self, value: object) -> Tree:
         kind = type(value)
+        if kind is str and not self._look_closely:
+            return value
         write = LEAF_WRITERS.get(kind)
         try:
             if write is not None:
@@ -201,7 +203,7 @@ class Walk:
         taken = {key for key in value if type(key) is str}
         for key, item in value.items():
             segment = Key(key)
-            key_tree = self.inside(key, segment)
+            key_tree = key if type(key) is str and not self._look_closely else self.inside(key, segment)
             if self._is_masking and key_tree == MASK and key != MASK:
                 key_tree = segment.key = _free_mask(taken)
                 taken.add(key_tree)
