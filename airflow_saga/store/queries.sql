@@ -66,7 +66,7 @@ WITH held AS MATERIALIZED (
     FROM held
     WHERE held.fence = %(fence)s AND held.saga_state = 'RUNNING' AND held.step_state = 'RUNNING'
       AND a.step_id = %(step_id)s AND a.generation = %(generation)s AND a.seq = %(seq)s
-      AND a.name = %(name)s AND a.fingerprint = %(fingerprint)s AND a.tries < %(max_tries)s
+      AND a.name = %(name)s AND a.fingerprint = %(fingerprint)s AND a.tries - a.tries_before < %(max_tries)s
       AND (a.lands_by IS NULL OR a.lands_by <= clock_timestamp())
       AND (a.state = 'FAILED' OR (a.state = 'IN_DOUBT' AND %(idempotent)s
            AND (%(key_lifetime_seconds)s::float8 IS NULL
@@ -178,6 +178,16 @@ UPDATE airflow_saga.action
 SET state = 'IN_DOUBT', in_doubt = true, finished_at = clock_timestamp(),
     error = coalesce(error, 'the process that made this call was lost before it reported')
 WHERE step_id = %(step_id)s AND state = 'PENDING';
+
+-- name: grant_tries
+-- A clear grants new tries to what it may resume with. A refusal that the body coped with (it went on to another call)
+-- stays one: with another answer now, the body would take another way than the one that is recorded.
+UPDATE airflow_saga.action a SET tries_before = tries
+WHERE step_id = %(step_id)s AND generation = %(generation)s AND effect <> 'READ_ONLY'
+  AND (state = 'IN_DOUBT' OR (state = 'FAILED' AND NOT EXISTS (
+      SELECT 1 FROM airflow_saga.action later
+      WHERE later.step_id = a.step_id AND later.generation = a.generation AND later.seq > a.seq
+        AND later.effect <> 'READ_ONLY' AND NOT later.parallel)));
 
 -- name: lease_is_live
 SELECT lease_until IS NOT NULL AND lease_until > clock_timestamp() AS live FROM airflow_saga.step
@@ -527,7 +537,8 @@ ORDER BY g.saga_id DESC LIMIT %(limit)s;
 SELECT * FROM airflow_saga.step WHERE saga_id = %(saga_id)s ORDER BY attached_at, step_id;
 
 -- name: all_actions_of_saga
-SELECT * FROM airflow_saga.action WHERE saga_id = %(saga_id)s ORDER BY action_id;
+SELECT * FROM airflow_saga.action
+WHERE step_id IN (SELECT step_id FROM airflow_saga.step WHERE saga_id = %(saga_id)s) ORDER BY action_id;
 
 -- name: residual_of_saga
 SELECT * FROM airflow_saga.action WHERE saga_id = %(saga_id)s AND residual ORDER BY action_id;
@@ -618,10 +629,11 @@ SELECT * FROM airflow_saga.component ORDER BY kind, host;
 
 -- name: prune_actions
 DELETE FROM airflow_saga.action WHERE action_id IN (
-    SELECT a.action_id FROM airflow_saga.action a JOIN airflow_saga.saga g USING (saga_id)
+    SELECT a.action_id FROM airflow_saga.saga g JOIN airflow_saga.step s USING (saga_id)
+    JOIN airflow_saga.action a USING (step_id)
     WHERE g.state IN ('COMPLETED', 'CANCELLED', 'FAILED')
       AND g.changed_at < clock_timestamp() - make_interval(days => %(retention_days)s)
       AND NOT EXISTS (SELECT 1 FROM airflow_saga.undo_request r
                       WHERE r.saga_id = g.saga_id AND r.state IN ('HINTED', 'HELD', 'REQUESTED', 'QUEUED', 'FROZEN'))
-    ORDER BY a.action_id LIMIT %(batch)s)
+    LIMIT %(batch)s)
 RETURNING action_id;

@@ -77,6 +77,7 @@ CREATE TABLE airflow_saga.action (
     state text NOT NULL,
     in_doubt boolean NOT NULL DEFAULT false,
     tries integer NOT NULL DEFAULT 1,
+    tries_before integer NOT NULL DEFAULT 0,
     params text NOT NULL,
     result text,
     result_lost boolean NOT NULL DEFAULT false,
@@ -162,6 +163,7 @@ CREATE TABLE airflow_saga.event (
     detail text
 );
 CREATE INDEX event_of_saga ON airflow_saga.event (saga_id, event_id);
+CREATE INDEX event_of_action ON airflow_saga.event (action_id) WHERE action_id IS NOT NULL;
 
 -- A person is told once per request and kind.
 CREATE TABLE airflow_saga.notice (
