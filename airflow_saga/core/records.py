@@ -139,7 +139,11 @@ class StepRow:
 
 @dataclass(frozen=True)
 class ActionRow:
-    """One recorded call. ``lands_by``: until then an attempt that did not report may still take effect (A1)."""
+    """One recorded call.
+
+    :ivar tries_before: of its ``tries``, those that no longer count: a clear grants new ones.
+    :ivar lands_by: until then an attempt that did not report may still take effect (A1).
+    """
 
     action_id: int
     saga_id: int
@@ -155,6 +159,7 @@ class ActionRow:
     state: str
     in_doubt: bool
     tries: int
+    tries_before: int
     params: str
     result: str | None
     result_lost: bool

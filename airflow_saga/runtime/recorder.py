@@ -7,6 +7,7 @@ pause); a thread answers by blocking, an event loop by awaiting. So sync and asy
 from __future__ import annotations
 
 import contextvars
+import threading
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
@@ -60,10 +61,15 @@ class _Call:
     kwargs: Mapping[str, Any]
     params: dict[str, Any]
     intent: Intent
+    tries_before: int = 0
 
     @property
     def read_only(self) -> bool:
         return self.action.effect is Effect.READ_ONLY
+
+    def used(self, tries: int) -> int:
+        """How many of its tries count."""
+        return tries - self.tries_before
 
 
 class Recorder:
@@ -84,8 +90,8 @@ class Recorder:
         self.replay = replay
         self.secrets = secrets
         self.limits = limits
-        self.tries_before: dict[int, int] = {}
-        """Tries that do not count any more, per seq: a clear grants new ones."""
+        self._lock = threading.Lock()
+        self._under_way = 0
 
     def call(self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What ``action(…)`` does inside a step; a coroutine for an async action."""
@@ -109,15 +115,25 @@ class Recorder:
         self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Generator[Op, Any, Any]:
         self.journal.check()
+        with self._lock:
+            alone = self._under_way == 0
+            self._under_way += 1
+        try:
+            return (yield from self._tell_one(action, args, kwargs, alone))
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def _tell_one(
+        self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], alone: bool
+    ) -> Generator[Op, Any, Any]:
         params = action.bind(args, kwargs)
         text = codec.encode(params, secrets=self.secrets.pattern(), max_bytes=self.limits.max_value_bytes)
         mark = codec.fingerprint(action.name, action.version, text)
-        alone = len(self.journal.calls) == 0
         reads = action.effect is Effect.READ_ONLY
         row, seq = self.replay.match(action.name, mark, alone=alone, read_only=reads)
-        call = _Call(
-            action, args, kwargs, params, self._intent(action, text, mark, seq, row, parallel=not alone)
-        )
+        intent = self._intent(action, text, mark, seq, row, parallel=not alone)
+        call = _Call(action, args, kwargs, params, intent, row.tries_before if row is not None else 0)
         if row is None:
             if call.read_only:
                 return (yield from self._read(call))
@@ -156,7 +172,7 @@ class Recorder:
             action_id=row.action_id if row is not None else None,
             idempotent=action.idempotent,
             key_lifetime_seconds=action.key_lifetime.total_seconds() if action.key_lifetime else None,
-            max_tries=action.retry.tries + self.tries_before.get(seq, 0),
+            max_tries=action.retry.tries,
         )
 
     def _replayed(self, call: _Call, row: ActionRow) -> Any:
@@ -183,9 +199,9 @@ class Recorder:
                 raise refused.why from None
             except NotApplied as no:
                 self._ended(call, tries, ActionState.FAILED, error=no, own=True)
-                if tries >= call.intent.max_tries:
+                if call.used(tries) >= action.retry.tries:
                     raise
-                yield Pause(action.retry.pause_seconds(tries))
+                yield Pause(action.retry.pause_seconds(call.used(tries)))
                 was = ActionState.FAILED
                 tries, sent = yield Retry(call.intent, was)
             except ActionTimedOut as late:  # the journal has written IN_DOUBT before it raised this
@@ -240,7 +256,7 @@ class Recorder:
     def _resume(self, call: _Call, row: ActionRow) -> Generator[Op, Any, Any]:
         """An earlier attempt began this call and did not finish it well."""
         if row.state == ActionState.FAILED:
-            if row.tries >= call.intent.max_tries:
+            if call.used(row.tries) >= call.action.retry.tries:
                 raise ActionFailedError(
                     f"{call.action.name} did not take effect in {row.tries} tries ({row.error}); none is left. "
                     f"Clear the task to grant new ones."
@@ -258,7 +274,8 @@ class Recorder:
     def _find_out(self, call: _Call, tries: int, problem: BaseException) -> Generator[Op, Any, Any]:
         """Wait until nothing of it can land any more, ask the world, and only then decide. See PROTOCOL 9."""
         action = call.action
-        if action.verify is None and not (action.idempotent and tries < call.intent.max_tries):
+        used, most = call.used(tries), action.retry.tries
+        if action.verify is None and not (action.idempotent and used < most):
             raise problem
         row = yield from self._wait_out(call)
         if row.state == ActionState.IN_DOUBT and action.verify is not None:
@@ -278,9 +295,9 @@ class Recorder:
             self.replay.forget_doubt(action.name, call.intent.fingerprint)
         if row.state == ActionState.DONE:
             return self._replayed(call, row)
-        if tries >= call.intent.max_tries:
+        if used >= most:
             raise problem
-        yield Pause(action.retry.pause_seconds(tries))
+        yield Pause(action.retry.pause_seconds(used))
         was = ActionState(row.state)
         tries, sent = yield Retry(call.intent, was)
         self.replay.forget_doubt(action.name, call.intent.fingerprint)
@@ -347,7 +364,7 @@ class Recorder:
             try:
                 result = yield Perform(call.action, call.args, call.kwargs, call.intent, None, tries)
             except (Exception, ActionTimedOut) as failure:
-                if tries < call.intent.max_tries:
+                if tries < call.action.retry.tries:
                     yield Pause(call.action.retry.pause_seconds(tries))
                     continue
                 text = self.secrets.scrub(f"{type(failure).__name__}: {failure}")[:2000]

@@ -10,11 +10,12 @@ from typing import Any
 
 import psycopg
 
-from airflow_saga.core.decide import AttachDecision, Go, decide_attach
+from airflow_saga.core.decide import AttachDecision, Go, cleared_itself, decide_attach
 from airflow_saga.core.plan import comes_after
 from airflow_saga.core.records import ActionRow, Attempt, Intent, Outcome, RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import ActionState, Cause, RequestState, SagaState, StepState
 from airflow_saga.store.connect import retried
+from airflow_saga.store.prepared import Prepared
 from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
@@ -210,6 +211,9 @@ class StepVerbs:
             taken = one(self.connection, StepRow, Q.insert_step, values)
         else:
             self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
+            if cleared_itself(attempt, step):
+                key = {"step_id": step.step_id, "generation": step.generation}
+                self.connection.execute(Q.grant_tries, key)
             values |= {"step_id": step.step_id, "generations": int(decision.go is Go.ANEW)}
             taken = one(self.connection, StepRow, Q.take_step, values)
         assert taken is not None
@@ -298,11 +302,11 @@ class StepVerbs:
         pairs = list(zip_longest(outcomes, births))
         if len(pairs) <= 1:
             outcome, birth = pairs[0] if pairs else (None, None)
-            rows = [self.connection.execute(Q.write_forward, write_params(step, outcome, birth)).fetchone()]
-        else:
-            rows = self._write_together([write_params(step, outcome, birth) for outcome, birth in pairs])
+            row = _WRITE_FORWARD.run(self.connection, write_params(step, outcome, birth))
+            assert row is not None, "a step's rows are never deleted while it runs"
+            return _written(row)
+        rows = self._write_together([write_params(step, outcome, birth) for outcome, birth in pairs])
         seen = rows[-1]
-        assert seen is not None, "a step's rows are never deleted while it runs"
         ended = frozenset(row[3] for row in rows if row and row[3] is not None)
         begun = frozenset(row[4] for row in rows if row and row[4] is not None)
         return Written(ended, begun, seen[0], seen[1], seen[2])
@@ -434,6 +438,23 @@ _NO_BIRTH: dict[str, Any] = {
     "error": None,
     "lands_seconds": None,
 }
+
+
+_WRITE_FORWARD = Prepared("saga_write_forward", Q.write_forward)
+
+
+def _written(row: list[bytes | None]) -> Written:
+    saga_state, step_state, fence, ended, begun = row
+    assert saga_state is not None
+    assert step_state is not None
+    assert fence is not None
+    return Written(
+        frozenset() if ended is None else frozenset((int(ended),)),
+        frozenset() if begun is None else frozenset((int(begun),)),
+        saga_state.decode(),
+        step_state.decode(),
+        int(fence),
+    )
 
 
 def write_params(
