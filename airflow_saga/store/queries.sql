@@ -13,23 +13,23 @@ WITH held AS MATERIALIZED (
     FOR SHARE
 ), ended AS (
     UPDATE airflow_saga.action a
-    SET state = %(ended_state)s, result = %(ended_result)s, result_lost = %(ended_lost)s, error = %(ended_error)s,
-        in_doubt = %(ended_state)s = 'IN_DOUBT', finished_at = clock_timestamp(),
-        lands_by = CASE WHEN %(ended_own)s THEN NULL ELSE a.lands_by END
+    SET state = %(ended_state)s::text, result = %(ended_result)s::text, result_lost = %(ended_lost)s::bool, error = %(ended_error)s::text,
+        in_doubt = %(ended_state)s::text = 'IN_DOUBT', finished_at = clock_timestamp(),
+        lands_by = CASE WHEN %(ended_own)s::bool THEN NULL ELSE a.lands_by END
     FROM held
-    WHERE held.fence = %(fence)s AND a.step_id = %(step_id)s::bigint AND a.generation = %(generation)s
+    WHERE held.fence = %(fence)s::int AND a.step_id = %(step_id)s::bigint AND a.generation = %(generation)s::int
       AND a.seq = %(ended_seq)s::int AND a.state = 'PENDING'
     RETURNING a.seq
 ), begun AS (
     INSERT INTO airflow_saga.action (saga_id, step_id, generation, seq, parallel, name, version, effect, fingerprint,
                                      key, state, params, result, result_lost, error, lands_by, finished_at)
-    SELECT %(saga_id)s::bigint, %(step_id)s::bigint, %(generation)s, %(seq)s::int, %(parallel)s, %(name)s, %(version)s,
-           %(effect)s, %(fingerprint)s, %(key)s, %(state)s, %(params)s, %(result)s, %(lost)s, %(error)s,
+    SELECT %(saga_id)s::bigint, %(step_id)s::bigint, %(generation)s::int, %(seq)s::int, %(parallel)s::bool, %(name)s::text, %(version)s::int,
+           %(effect)s::text, %(fingerprint)s::text, %(key)s::text, %(state)s::text, %(params)s::text, %(result)s::text, %(lost)s::bool, %(error)s::text,
            clock_timestamp() + make_interval(secs => %(lands_seconds)s::float8),
            CASE WHEN %(lands_seconds)s::float8 IS NULL THEN clock_timestamp() END
     FROM held
-    WHERE held.fence = %(fence)s AND %(seq)s::int IS NOT NULL
-      AND (%(state)s <> 'PENDING' OR (held.saga_state = 'RUNNING' AND held.step_state = 'RUNNING'))
+    WHERE held.fence = %(fence)s::int AND %(seq)s::int IS NOT NULL
+      AND (%(state)s::text <> 'PENDING' OR (held.saga_state = 'RUNNING' AND held.step_state = 'RUNNING'))
     ON CONFLICT ON CONSTRAINT one_action_per_seq DO NOTHING
     RETURNING seq
 )
@@ -274,31 +274,31 @@ WITH held AS MATERIALIZED (
     WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint FOR SHARE
 ), ended AS (
     UPDATE airflow_saga.action a
-    SET state = %(ended_state)s, error = %(ended_error)s, undo_finished_at = clock_timestamp(),
-        undo_failures = undo_failures + %(ended_failures)s,
+    SET state = %(ended_state)s::text, error = %(ended_error)s::text, undo_finished_at = clock_timestamp(),
+        undo_failures = undo_failures + %(ended_failures)s::int,
         reconcile_at = CASE WHEN %(reconcile_seconds)s::float8 IS NOT NULL
                             THEN clock_timestamp() + make_interval(secs => %(reconcile_seconds)s::float8) END,
-        waiting_for = %(waiting_for)s, later_token = coalesce(%(later_token)s, a.later_token)
+        waiting_for = %(waiting_for)s::text, later_token = coalesce(%(later_token)s::text, a.later_token)
     FROM held
-    WHERE held.fence = %(fence)s AND held.state = 'UNDOING'
-      AND a.action_id = %(ended_id)s::bigint AND a.step_id = %(step_id)s AND a.state = 'COMPENSATING'
+    WHERE held.fence = %(fence)s::int AND held.state = 'UNDOING'
+      AND a.action_id = %(ended_id)s::bigint AND a.step_id = %(step_id)s::bigint AND a.state = 'COMPENSATING'
     RETURNING a.action_id
 ), begun AS (
     UPDATE airflow_saga.action a
-    SET state = 'COMPENSATING', undo_tries = undo_tries + 1, undo_key = %(undo_key)s, reconcile_at = NULL,
+    SET state = 'COMPENSATING', undo_tries = undo_tries + 1, undo_key = %(undo_key)s::text, reconcile_at = NULL,
         waiting_for = NULL, error = NULL, probed = false, undo_begun_at = coalesce(undo_begun_at, clock_timestamp()),
         undo_deadline_at = coalesce(undo_deadline_at,
                                     clock_timestamp() + make_interval(secs => %(undo_deadline_seconds)s::float8))
     FROM held
-    WHERE held.fence = %(fence)s AND held.state = 'UNDOING'
-      AND a.action_id = %(begin_id)s::bigint AND a.step_id = %(step_id)s AND a.effect <> 'READ_ONLY'
+    WHERE held.fence = %(fence)s::int AND held.state = 'UNDOING'
+      AND a.action_id = %(begin_id)s::bigint AND a.step_id = %(step_id)s::bigint AND a.effect <> 'READ_ONLY'
       AND a.state IN ('DONE', 'IN_DOUBT', 'COMPENSATING', 'COMPENSATION_FAILED')
       AND (a.lands_by IS NULL OR a.lands_by <= clock_timestamp())
       AND NOT EXISTS (
           SELECT 1 FROM airflow_saga.action later
           WHERE later.step_id = a.step_id AND NOT later.settled
             AND (later.generation, later.seq) > (a.generation, a.seq)
-            AND NOT (%(ended_settles)s AND later.action_id IS NOT DISTINCT FROM %(ended_id)s::bigint))
+            AND NOT (%(ended_settles)s::bool AND later.action_id IS NOT DISTINCT FROM %(ended_id)s::bigint))
       AND NOT EXISTS (
           SELECT 1 FROM airflow_saga.action later
           WHERE later.step_id = ANY(%(later_step_ids)s::bigint[]) AND NOT later.settled)

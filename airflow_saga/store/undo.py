@@ -27,6 +27,7 @@ from airflow_saga.core.states import (
     StepState,
 )
 from airflow_saga.store.connect import retried
+from airflow_saga.store.prepared import Prepared
 from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request, move_saga
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
@@ -125,6 +126,10 @@ def plan_of(
     actions = many(connection, ActionRow, Q.actions_of_steps, {"step_ids": [step.step_id for step in steps]})
     plan = build_plan(steps, actions, from_seq, goes_on=request is not None and request.cause in GOES_ON)
     return plan, hash_of(plan)
+
+
+_WRITE_UNDO = Prepared("saga_write_undo", Q.write_undo)
+_UNDOING = StepState.UNDOING.encode()
 
 
 class UndoVerbs:
@@ -358,8 +363,8 @@ class UndoVerbs:
     def _write_undo(
         self, attached: UndoAttached, ended: EndedTry | None, begin: NextTry | None
     ) -> tuple[bool, int | None]:
-        row = self.connection.execute(
-            Q.write_undo,
+        row = _WRITE_UNDO.run(
+            self.connection,
             {
                 "saga_id": attached.saga.saga_id,
                 "step_id": attached.step.step_id,
@@ -377,16 +382,17 @@ class UndoVerbs:
                 "undo_key": begin.undo_key if begin else None,
                 "undo_deadline_seconds": begin.undo_deadline_seconds if begin else 0.0,
             },
-        ).fetchone()
+        )
         assert row is not None
-        fence, state, ended_id, begun_id, tries = row
-        if fence != attached.step.fence or state != StepState.UNDOING:
+        held_fence, state, ended_id, begun_id, tries = row
+        fence = int(held_fence or 0)
+        if fence != attached.step.fence or state != _UNDOING:
             raise UndoFencedError(
                 f"{attached.step.label} of {attached.saga.dag_id} / {attached.saga.run_id}: "
                 f"a newer attempt of the undo owns this step (fence {fence}, ours {attached.step.fence}); "
                 f"nothing further is called"
             )
-        return ended_id is not None, tries if begun_id is not None else None
+        return ended_id is not None, int(tries) if begun_id is not None and tries is not None else None
 
     @retried
     def settle_action_if_held(
