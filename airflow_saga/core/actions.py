@@ -78,6 +78,8 @@ class Action(Generic[P, R]):
     aliases: tuple[str, ...]
     wants_key: bool
     origin: str
+    signature: inspect.Signature
+    """Of ``fn``, without ``key``; looked at once, since every call is bound by it."""
     registered: bool = field(default=True)
 
     def __post_init__(self) -> None:
@@ -97,16 +99,11 @@ class Action(Generic[P, R]):
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, defaults filled in, without ``key``; a TypeError as the call itself would raise."""
-        signature = _signature(self.fn)
-        if self.wants_key:
-            if "key" in kwargs:
-                raise TypeError(f"{self.name}: `key` is given by the saga, do not pass it")
-            bound = signature.bind(*args, **{**kwargs, "key": None})
-        else:
-            bound = signature.bind(*args, **kwargs)
+        if self.wants_key and "key" in kwargs:
+            raise TypeError(f"{self.name}: `key` is given by the saga, do not pass it")
+        bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        bound.arguments.pop("key", None) if self.wants_key else None
-        return dict(bound.arguments)
+        return bound.arguments
 
     def __repr__(self) -> str:
         return f"<action {self.name} version {self.version}, {self.effect.value}>"
@@ -303,6 +300,7 @@ def action(  # type: ignore[misc]  # the first overload's **options are these
             aliases=tuple(aliases),
             wants_key=_wants_key(function),
             origin=_origin(function),
+            signature=_without_key(function),
             registered=not registry.closed,
         )
         if made.registered:
@@ -359,6 +357,24 @@ def _wants_key(function: Callable[..., Any]) -> bool:
     except ValueError:
         return False
     return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def _without_key(function: Callable[..., Any]) -> inspect.Signature:
+    """What a caller may pass; a callable that tells no signature (some builtins) takes anything."""
+    try:
+        signature = _signature(function)
+    except ValueError:
+        return _ANYTHING
+    if not _wants_key(function):
+        return signature
+    return signature.replace(parameters=[p for name, p in signature.parameters.items() if name != "key"])
+
+
+def _anything(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+_ANYTHING = inspect.signature(_anything)
 
 
 def _origin(function: Callable[..., Any]) -> str:

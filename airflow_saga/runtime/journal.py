@@ -11,6 +11,7 @@ kept as a late answer); a write that cannot be made stops the step before the ca
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import socket
@@ -152,6 +153,7 @@ class Journal:
         self._checkpoint: Callable[[], str | None] | None = None
         self._waiting_since: float | None = None
         self._next_beat = 0.0
+        self._just_begun = False
         self._kept: str | None = None
         self._awake_since: float | None = None
         self._connection_lock = threading.Lock()
@@ -194,9 +196,13 @@ class Journal:
         why = "interrupted before the call was made; nothing was called"
         return Outcome(intent.seq, was, error=why, own=own, tries=self._open.get(intent.seq, 1))
 
-    def outcome(self, outcome: Outcome) -> None:
-        """How a call ended; written with the next intent or within 2 ms, whichever is first. Never refused."""
-        self._put(lambda work: work.outcomes.append(outcome))
+    def outcome(self, outcome: Outcome, took_seconds: float = math.inf) -> None:
+        """How a call ended; written with the next intent or within a few ms, whichever is first. Never refused.
+
+        :param took_seconds: of the call. After a short one the journal is about to look by itself.
+        """
+        wake = took_seconds > self.limits.outcome_flush_seconds
+        self._put(lambda work: work.outcomes.append(outcome), wake)
 
     def reading(self, reading: Reading) -> None:
         """How a READ_ONLY call ended; written with the next intent or within ``flush_seconds``."""
@@ -283,11 +289,12 @@ class Journal:
         for descriptor in (self._wake_read, self._wake_write):
             os.close(descriptor)
 
-    def _put(self, entry: Callable[[_Work], None]) -> None:
+    def _put(self, entry: Callable[[_Work], None], wake: bool = True) -> None:
         if self._over is not None:
             raise self._over
         self._queue.append(entry)
-        self._wake()
+        if wake:
+            self._wake()
         if self._over is not None:  # it may have ended before it could see the entry, and nobody would answer
             raise self._over
 
@@ -345,6 +352,9 @@ class Journal:
     def _sleep(self) -> None:
         now = time.monotonic()
         dates = [self._next_beat]
+        if self._just_begun:  # a call that ends at once does not wake this thread: its next intent will
+            dates.append(now + 2 * self.limits.outcome_flush_seconds)
+            self._just_begun = False
         if self._work.outcomes:
             dates.append((self._waiting_since or now) + self.limits.outcome_flush_seconds)
         elif self._work.readings:
@@ -457,6 +467,7 @@ class Journal:
                 ticket.fail(self._refusal(intent, written))
                 continue
             self._open[intent.seq] = 1
+            self._just_begun = True
             if resent:
                 self._answer(ticket, lambda intent=intent: self._assert_or_withdraw(intent))  # type: ignore[misc]
             else:

@@ -216,12 +216,12 @@ class Recorder:
                 self._ended(call, tries, ActionState.IN_DOUBT, error=cut, own=False)
                 raise
             else:
-                return self._succeeded(call, tries, result)
+                return self._succeeded(call, tries, result, time.monotonic() - sent)
 
-    def _succeeded(self, call: _Call, tries: int, result: Any) -> Any:
+    def _succeeded(self, call: _Call, tries: int, result: Any, took_seconds: float) -> Any:
         self.replay.forget_doubt(call.action.name, call.intent.fingerprint)
         outcome, problem = self._done(call, tries, result)
-        self.journal.outcome(outcome)
+        self.journal.outcome(outcome, took_seconds)
         return _result_or_raise(call, result, problem)
 
     def _done(self, call: _Call, tries: int, result: Any) -> tuple[Outcome, ValueNotKeptError | None]:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg import pq
 
+_NOT_PREPARED = b"26000"
 _PLACEHOLDER = re.compile(rb"%\((\w+)\)s")
 
 
@@ -41,17 +42,27 @@ class Prepared:
         """
         values = [_as_text(params[name]) for name in self.names]
         pgconn = connection.pgconn
-        if connection.prepare_threshold is None:  # behind a pooler a prepared statement is lost
+        if connection.prepare_threshold is None or pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            # Behind a pooler a prepared statement is lost; inside a transaction its loss could not be made good.
             result = pgconn.exec_params(self.text, values)
         else:
-            if connection not in self._known:
-                _check(pgconn.prepare(self.name, self.text), connection)
-                self._known[connection] = True
-            result = pgconn.exec_prepared(self.name, values)  # type: ignore[arg-type]  # None is NULL
+            result = self._run_prepared(connection, values)
         _check(result, connection)
         if result.ntuples == 0:
             return None
         return [result.get_value(0, column) for column in range(result.nfields)]
+
+
+    def _run_prepared(self, connection: psycopg.Connection, values: list[bytes | None]) -> pq.abc.PGresult:
+        pgconn = connection.pgconn
+        for again in (False, True):
+            if again or connection not in self._known:
+                _check(pgconn.prepare(self.name, self.text), connection)
+                self._known[connection] = True
+            result = pgconn.exec_prepared(self.name, values)  # type: ignore[arg-type]  # None is NULL
+            if result.error_field(pq.DiagnosticField.SQLSTATE) != _NOT_PREPARED:
+                break  # psycopg deallocates all there is after each rollback
+        return result
 
 
 def _as_text(value: Any) -> bytes | None:
