@@ -51,9 +51,12 @@ def airflow_home() -> Path:
     home = Path(os.environ["AIRFLOW_HOME"])
     (home / "dags").mkdir(exist_ok=True)
     (home / "dags" / "trips.py").write_text(DAGS)
-    for arguments in (("db", "migrate"), ("dags", "reserialize")):
-        said = _run_process(os.environ, *arguments)
-        assert said.code == 0, said.err[-4000:]
+    # In this process, which needs Airflow anyway: another one would only load it once more.
+    from airflow.cli.cli_parser import get_parser
+
+    for arguments in (["db", "migrate"], ["dags", "reserialize"]):
+        args = get_parser().parse_args(arguments)
+        args.func(args)
     return home
 
 
@@ -97,6 +100,27 @@ def airflow_run(airflow_home: Path) -> Callable[..., None]:
             run.state, run.clear_number = state, clear_number
 
     return make
+
+
+@pytest.fixture
+def add_connection(airflow_home: Path) -> Iterator[Callable[..., str]]:
+    """Put a connection into Airflow's metadata; its id is returned."""
+    from airflow.models.connection import Connection
+    from airflow.utils.session import create_session
+    from sqlalchemy import delete
+
+    added: list[str] = []
+
+    def add(**columns: object) -> str:
+        conn_id = f"conn_{uuid.uuid4().hex[:8]}"
+        with create_session(scoped=False) as session:
+            session.add(Connection(conn_id=conn_id, **columns))
+        added.append(conn_id)
+        return conn_id
+
+    yield add
+    with create_session(scoped=False) as session:
+        session.execute(delete(Connection).where(Connection.conn_id.in_(added)))
 
 
 @pytest.fixture

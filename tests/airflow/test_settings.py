@@ -41,27 +41,6 @@ def _no_address_of_another_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     forget_addresses()
 
 
-@pytest.fixture
-def add_connection(airflow_home: Path) -> Iterator[AddConnection]:
-    """Put a connection into Airflow's metadata; its id is returned."""
-    from airflow.models.connection import Connection
-    from airflow.utils.session import create_session
-    from sqlalchemy import delete
-
-    added: list[str] = []
-
-    def add(**columns: object) -> str:
-        conn_id = f"conn_{uuid.uuid4().hex[:8]}"
-        with create_session(scoped=False) as session:
-            session.add(Connection(conn_id=conn_id, **columns))
-        added.append(conn_id)
-        return conn_id
-
-    yield add
-    with create_session(scoped=False) as session:
-        session.execute(delete(Connection).where(Connection.conn_id.in_(added)))
-
-
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
@@ -269,39 +248,44 @@ from airflow.sdk import DAG, task
 
 
 @task
-def ask(path):
+def ask(path, conn_id):
     from airflow_saga.settings import Settings, in_task_process, known_secrets, resolve_secret, store_address
 
     with store_address().open() as connection:
         database = connection.info.dbname
-    revealed = resolve_secret("payments_in_metadata", "password")
+    revealed = resolve_secret(conn_id, "password")
     told = {
         "in_task": in_task_process(),
         "database": database,
         "lease": Settings.load().lease_seconds,
         "revealed": revealed,
         "known": revealed in set(known_secrets()),
-        "missing": resolve_secret("payments_in_metadata", "extra.token"),
+        "missing": resolve_secret(conn_id, "extra.token"),
     }
     with open(path, "w") as file:
         json.dump(told, file)
 
 
-with DAG("ask_settings", schedule=None, params={"path": ""}):
-    ask("{{ params.path }}")
+with DAG("ask_settings", schedule=None, params={"path": "", "conn_id": ""}):
+    ask("{{ params.path }}", "{{ params.conn_id }}")
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_task_asks_its_supervisor(
-    store_url: str, airflow_home: Path, airflow_process: Command, tmp_path: Path
+    store_url: str,
+    airflow_home: Path,
+    airflow_process: Command,
+    add_connection: AddConnection,
+    tmp_path: Path,
 ) -> None:
     (airflow_home / "dags" / "ask_settings.py").write_text(TASK)
     told = tmp_path / "told.json"
-    airflow_process("connections", "add", "payments_in_metadata", "--conn-uri", "http://:hush-in-metadata@h")
+    conn_id = add_connection(conn_type="http", host="h", password="hush-in-metadata")
     try:
-        said = airflow_process("dags", "test", "ask_settings", "--conf", json.dumps({"path": str(told)}))
+        conf = {"path": str(told), "conn_id": conn_id}
+        said = airflow_process("dags", "test", "ask_settings", "--conf", json.dumps(conf))
         assert said.code == 0, said.out[-3000:] + said.err[-3000:]
         assert json.loads(told.read_text()) == {
             "in_task": True,
@@ -313,4 +297,3 @@ def test_a_task_asks_its_supervisor(
         }
     finally:
         (airflow_home / "dags" / "ask_settings.py").unlink()
-        airflow_process("connections", "delete", "payments_in_metadata")
