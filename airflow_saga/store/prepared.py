@@ -52,7 +52,6 @@ class Prepared:
             return None
         return [result.get_value(0, column) for column in range(result.nfields)]
 
-
     def _run_prepared(self, connection: psycopg.Connection, values: list[bytes | None]) -> pq.abc.PGresult:
         pgconn = connection.pgconn
         for again in (False, True):

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 
+from airflow_saga.store.migrate import upgrade
 from tests.conftest import TEMPLATE
 from tests.store.scene import Scene
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import PostgresServer, available_servers
 
 _EMPTY = "DELETE FROM airflow_saga.saga; DELETE FROM airflow_saga.action; DELETE FROM airflow_saga.component"
 
@@ -53,17 +55,38 @@ def _emptied(url: str) -> str:
     return url
 
 
+def _played(url: str) -> Iterator[Scene]:
+    scene = Scene(url)
+    yield scene
+    status = scene.connection.info.transaction_status
+    scene.close()
+    assert status in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN), (
+        "a verb left its transaction open (C75)"
+    )
+
+
 @pytest.fixture
 def scene(store_url: str) -> Iterator[Scene]:
-    """A run in an empty store."""
-    played = Scene(store_url)
-    yield played
-    played.close()
+    """A run in an empty store. No test may leave a transaction open on its connection."""
+    yield from _played(store_url)
 
 
 @pytest.fixture
 def each_scene(each_store_url: str) -> Iterator[Scene]:
     """The same, once for each version of Postgres."""
-    played = Scene(each_store_url)
-    yield played
-    played.close()
+    yield from _played(each_store_url)
+
+
+@pytest.fixture
+def own_scene(database_url: str) -> Iterator[Scene]:
+    """A run in a database of its own, whose schema a test may change."""
+    yield from _played(database_url)
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A server that a test may stop, with a migrated template in it."""
+    _, bin_dir = next(available_servers())
+    with PostgresServer(bin_dir) as server:
+        upgrade(server.create_database(TEMPLATE))
+        yield server

@@ -84,8 +84,8 @@ INSERTS: dict[Machine, tuple[str, dict[str, Any]]] = {
         {},
     ),
     "action": (
-        "INSERT INTO airflow_saga.action (saga_id, step_id, generation, seq, name, version, effect, fingerprint, key, "
-        "state, params, lands_by) SELECT saga_id, step_id, 1, 99, 'n', 1, 'COMPENSABLE', 'f', 'k', %(state)s, '{}', "
+        "INSERT INTO airflow_saga.action (saga_id, step_id, generation, seq, name, version, effect, fingerprint, "
+        "key, state, params, lands_by) SELECT saga_id, step_id, 1, 99, 'n', 1, 'COMPENSABLE', 'f', 'k', %(state)s, '{}', "
         "clock_timestamp() FROM airflow_saga.step",
         {},
     ),
@@ -246,7 +246,7 @@ SCRIPTS = [
 
 
 def test_c77_there_are_no_session_locks() -> None:
-    """A pooler would strand them: owners are rows with fence and lease. A migration's lock ends with its transaction."""
+    """A pooler would strand them: owners are rows with fence and lease. A migration's lock ends with its own end."""
     found = [
         (path.name, lock)
         for path in SCRIPTS
