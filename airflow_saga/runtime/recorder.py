@@ -132,6 +132,8 @@ class Recorder:
         mark = codec.fingerprint(action.name, action.version, text)
         reads = action.effect is Effect.READ_ONLY
         row, seq = self.replay.match(action.name, mark, alone=alone, read_only=reads)
+        if row is not None and row.state == ActionState.DONE:
+            return self._replayed(action, row)
         intent = self._intent(action, text, mark, seq, row, parallel=not alone)
         call = _Call(action, args, kwargs, params, intent, row.tries_before if row is not None else 0)
         if row is None:
@@ -139,8 +141,6 @@ class Recorder:
                 return (yield from self._read(call))
             sent = yield Begin(call.intent)
             return (yield from self._perform(call, 1, sent, ActionState.FAILED))
-        if row.state == ActionState.DONE:
-            return self._replayed(call, row)
         return (yield from self._resume(call, row))
 
     def _intent(
@@ -175,10 +175,10 @@ class Recorder:
             max_tries=action.retry.tries,
         )
 
-    def _replayed(self, call: _Call, row: ActionRow) -> Any:
+    def _replayed(self, action: Action[Any, Any], row: ActionRow) -> Any:
         if row.result_lost:
             raise ResultNotStoredError(
-                f"{call.action.name} took effect in an earlier attempt, but its result could not be stored; "
+                f"{action.name} took effect in an earlier attempt, but its result could not be stored; "
                 f"it is not called again. It can be undone."
             )
         return None if row.result is None else codec.decode(row.result)
@@ -294,7 +294,7 @@ class Recorder:
         if row.state != ActionState.IN_DOUBT:
             self.replay.forget_doubt(action.name, call.intent.fingerprint)
         if row.state == ActionState.DONE:
-            return self._replayed(call, row)
+            return self._replayed(call.action, row)
         if used >= most:
             raise problem
         yield Pause(action.retry.pause_seconds(used))

@@ -33,6 +33,9 @@ _LIVENESS: dict[str, str | int | None] = {
     "tcp_user_timeout": 10_000,
     "application_name": "airflow_saga",
 }
+_STEADY_PLANS = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
+"""Planning these statements costs more than running them, and a table that has grown since it was last analyzed would
+tempt the planner to read all of it."""
 TRANSIENT = (
     psycopg.errors.SerializationFailure,
     psycopg.errors.DeadlockDetected,
@@ -65,7 +68,7 @@ class Address:
             connection.prepare_threshold = None
         else:
             connection.prepare_threshold = 0
-            connection.execute("SET plan_cache_mode = force_generic_plan")  # planning costs more than running
+            connection.execute(_STEADY_PLANS, prepare=False)
         return connection
 
     def open_within(self, seconds: float) -> psycopg.Connection:

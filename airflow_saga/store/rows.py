@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.rows import class_row, dict_row
+from psycopg.rows import RowFactory, RowMaker, dict_row
 
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
 from airflow_saga.store.queries import Q
@@ -14,17 +14,36 @@ from airflow_saga.store.queries import Q
 Row = TypeVar("Row", SagaRow, StepRow, ActionRow, RequestRow)
 
 
+def _as_row(kind: type[Row]) -> RowFactory[Row]:
+    """Rows as frozen dataclasses, made without their ``__init__``: it would set each field through the freezer.
+
+    The columns of each statement are exactly the fields; a test holds the tables to that.
+    """
+
+    def factory(cursor: psycopg.Cursor[Any]) -> RowMaker[Row]:
+        names = [column.name for column in cursor.description or ()]
+
+        def make(values: Sequence[Any]) -> Row:
+            row = object.__new__(kind)
+            row.__dict__.update(zip(names, values, strict=True))
+            return row
+
+        return make
+
+    return factory
+
+
 def one(
     connection: psycopg.Connection, kind: type[Row], statement: bytes, params: Mapping[str, Any]
 ) -> Row | None:
-    with connection.cursor(row_factory=class_row(kind)) as cursor:
+    with connection.cursor(row_factory=_as_row(kind)) as cursor:
         return cursor.execute(statement, params).fetchone()
 
 
 def many(
     connection: psycopg.Connection, kind: type[Row], statement: bytes, params: Mapping[str, Any]
 ) -> list[Row]:
-    with connection.cursor(row_factory=class_row(kind)) as cursor:
+    with connection.cursor(row_factory=_as_row(kind)) as cursor:
         return cursor.execute(statement, params).fetchall()
 
 

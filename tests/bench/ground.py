@@ -17,7 +17,8 @@ from airflow_saga.runtime.secrecy import KnownSecrets
 from airflow_saga.runtime.step import StepResult, StepRun
 from airflow_saga.store.connect import Address
 
-KNOWN_SECRETS = KnownSecrets(lambda: [f"secret-value-number-{number}" for number in range(20)])
+_SECRETS = tuple(f"secret-value-number-{number}" for number in range(20))
+KNOWN_SECRETS = KnownSecrets(lambda: _SECRETS)
 PARAMS = {"to": "LIS", "nights": 3, "guests": ["a", "b"]}
 undone: list[Callable[[ActionRecord], None]] = []
 
