@@ -106,6 +106,15 @@ def test_a_secret_in_a_key_is_found_and_its_path_does_not_tell_it(key: Any) -> N
         assert "S3cr3t" not in text + str(masked)
 
 
+@pytest.mark.parametrize("before", ["", "a", "ab"])
+def test_both_alphabets_of_base64_are_known(before: str) -> None:
+    secret = "~~>>??>>~~"
+    pattern = SecretPattern([secret])
+    for encode64 in (base64.standard_b64encode, base64.urlsafe_b64encode):
+        assert pattern.find({"h": encode64(f"{before}{secret}".encode()).decode()}) == "value['h']"
+    assert base64.urlsafe_b64encode(secret.encode()) != base64.standard_b64encode(secret.encode())
+
+
 def test_the_path_leads_to_the_secret() -> None:
     with pytest.raises(SecretInParamsError) as refused:
         encode({"trip": {"dates": [0, {"to": PLANTED}]}}, secrets=PATTERN)
