@@ -22,15 +22,13 @@ from airflow_saga.operators.compensation import (
     PLAN_TASK,
     REVIEW_TASK,
     SETTLE_TASK,
-    ApplyOperator,
     IndexesOperator,
     PlanOperator,
-    ReviewOperator,
-    SettleOperator,
     UndoOperator,
 )
 from airflow_saga.operators.reconcile import ReconcileOperator
 from airflow_saga.operators.review import OPTIONS
+from airflow_saga.operators.settlement import ApplyOperator, ReviewOperator, SettleOperator
 
 SAGA_TAG = "saga"
 COMPENSATION_TAG = "saga-compensation"
