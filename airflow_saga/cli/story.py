@@ -225,7 +225,10 @@ class Story:
         return "nobody has undone it"
 
     def _settle(self, action: ActionRow, step: StepRow) -> Iterator[Move]:
-        if self._open_request() is not None or action.state == ActionState.PENDING:
+        request = self._open_request()
+        if request is not None and request.state in OPEN_REQUEST_STATES:
+            return  # an undo that is asked for settles it, or is what a person waits for
+        if action.state == ActionState.PENDING:
             return
         resolvable = step.state == StepState.PARTLY_UNDONE
         answerable = step.state == StepState.STOPPED and action.state == ActionState.IN_DOUBT

@@ -14,8 +14,8 @@ LEFT JOIN LATERAL (
     SELECT count(*) FILTER (WHERE a.reconcile_at IS NULL) AS standing,
            count(*) FILTER (WHERE a.state = 'IN_DOUBT' AND s.state = 'STOPPED') AS doubtful
     FROM airflow_saga.action a JOIN airflow_saga.step s USING (step_id)
-    WHERE a.saga_id = g.saga_id AND a.residual
-) a ON g.state IN ('PARTIALLY_CANCELLED', 'FAILED', 'SUSPENDED')
+    WHERE a.saga_id = g.saga_id AND a.residual AND g.state IN ('PARTIALLY_CANCELLED', 'FAILED', 'SUSPENDED')
+) a ON true
 WHERE g.state NOT IN ('COMPLETED', 'CANCELLED')
   AND (%(dag_id)s::text IS NULL OR g.dag_id = %(dag_id)s)
   AND (r.state = 'HELD'
@@ -48,7 +48,7 @@ FROM airflow_saga.saga GROUP BY dag_id ORDER BY dag_id;
 -- name: prunable
 -- The same sagas as prune_actions deletes from.
 SELECT count(DISTINCT g.saga_id) AS sagas, count(*) AS actions
-FROM airflow_saga.action a JOIN airflow_saga.saga g USING (saga_id)
+FROM airflow_saga.saga g JOIN airflow_saga.step s USING (saga_id) JOIN airflow_saga.action a USING (step_id)
 WHERE g.state IN ('COMPLETED', 'CANCELLED', 'FAILED')
   AND g.changed_at < clock_timestamp() - make_interval(days => %(retention_days)s)
   AND NOT EXISTS (SELECT 1 FROM airflow_saga.undo_request r
