@@ -143,7 +143,7 @@ def test_a_newer_database_is_left_alone_and_says_which_version_to_install(empty_
         before = catalogue(empty_url)
         for refuse in (check, upgrade):
             with pytest.raises(
-                StoreNotMigratedError, match="migrated by a newer airflow-saga.*pip install -U"
+                StoreNotMigratedError, match=r"migrated by a newer airflow-saga.*pip install -U"
             ):
                 refuse(connection)
         assert catalogue(empty_url) == before

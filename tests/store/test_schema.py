@@ -80,13 +80,14 @@ INSERTS: dict[Machine, tuple[str, dict[str, Any]]] = {
     ),
     "step": (
         "INSERT INTO airflow_saga.step (saga_id, task_id, map_index, state, lease_until, try_number, max_tries, "
-        "retries, clear_number) SELECT saga_id, 'new', -1, %(state)s, clock_timestamp(), 1, 0, 0, 0 FROM airflow_saga.saga",
+        "retries, clear_number) SELECT saga_id, 'new', -1, %(state)s, clock_timestamp(), 1, 0, 0, 0 "
+        "FROM airflow_saga.saga",
         {},
     ),
     "action": (
         "INSERT INTO airflow_saga.action (saga_id, step_id, generation, seq, name, version, effect, fingerprint, "
-        "key, state, params, lands_by) SELECT saga_id, step_id, 1, 99, 'n', 1, 'COMPENSABLE', 'f', 'k', %(state)s, '{}', "
-        "clock_timestamp() FROM airflow_saga.step",
+        "key, state, params, lands_by) SELECT saga_id, step_id, 1, 99, 'n', 1, 'COMPENSABLE', 'f', 'k', %(state)s, "
+        "'{}', clock_timestamp() FROM airflow_saga.step",
         {},
     ),
     "request": (
