@@ -168,6 +168,13 @@ class StepKilledError(StepInterrupted):
     """Airflow asked this process to go (SIGTERM); what that means is read from the task instance afterwards."""
 
 
+class StepOverdueError(StepInterrupted):
+    """The ``execution_timeout`` of the task is over, and the body went on: no new action begins.
+
+    Airflow ends a task by an exception in its body; this is for the body that catches it. An Airflow retry resumes.
+    """
+
+
 class StepCutOffError(StepInterrupted):
     """The saga store has been away for too long: nothing more can be written, so nothing more is called.
 

@@ -95,7 +95,12 @@ class SagaOperator(BaseOperator):
         platform = OwnTask(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
         limits = Settings.load().limits()
         self._step = StepRun(
-            self._attempt(context), store_address(), platform, limits, secrets_of_this_process()
+            self._attempt(context),
+            store_address(),
+            platform,
+            limits,
+            secrets_of_this_process(),
+            ends_after_seconds=self.execution_timeout.total_seconds() if self.execution_timeout else None,
         )
         try:
             result = self._step.run(lambda saga: self._call(context, saga))

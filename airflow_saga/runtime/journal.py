@@ -34,6 +34,7 @@ from airflow_saga.core.errors import (
     StepFencedError,
     StepInterrupted,
     StepKilledError,
+    StepOverdueError,
     StoreUnavailableError,
 )
 from airflow_saga.core.records import Intent, Outcome, SagaRow, StepRow
@@ -59,6 +60,7 @@ class Stop(StrEnum):
     """Why no further action begins, strongest last."""
 
     KILLED = "killed"
+    OVERDUE = "overdue"
     CANCELLED = "cancelled"
     FENCED = "fenced"
     CUT_OFF = "cut off"
@@ -78,6 +80,7 @@ class StopOrder:
 
 _ERRORS: dict[Stop, type[StepInterrupted]] = {
     Stop.KILLED: StepKilledError,
+    Stop.OVERDUE: StepOverdueError,
     Stop.CANCELLED: SagaCancelledError,
     Stop.FENCED: StepFencedError,
     Stop.CUT_OFF: StepCutOffError,
@@ -121,15 +124,25 @@ class _Work:
 
 
 class Journal:
-    """See the module. Made by the thread that attached the step; ``connection`` is the journal's from then on."""
+    """See the module. Made by the thread that attached the step; ``connection`` is the journal's from then on.
+
+    :param ends_by: by the monotonic clock, in seconds: then no further action begins, whatever the body does.
+    """
 
     def __init__(
-        self, address: Address, connection: psycopg.Connection, saga: SagaRow, step: StepRow, limits: Limits
+        self,
+        address: Address,
+        connection: psycopg.Connection,
+        saga: SagaRow,
+        step: StepRow,
+        limits: Limits,
+        ends_by: float | None = None,
     ) -> None:
         self.address = address
         self.saga = saga
         self.step = step
         self.limits = limits
+        self.ends_by = ends_by
         self.calls = CallRegister()
         self.stop_order: StopOrder | None = None
         self.stop_event = threading.Event()
@@ -351,6 +364,8 @@ class Journal:
 
     def _sleep(self) -> None:
         now = time.monotonic()
+        if self._connection.pgconn.notifies() is not None:  # it came with an answer: nothing is left to be read
+            self._next_beat = 0.0
         dates = [self._next_beat]
         if self._just_begun:  # a call that ends at once does not wake this thread: its next intent will
             dates.append(now + 2 * self.limits.outcome_flush_seconds)
@@ -633,6 +648,10 @@ class Journal:
         if self.stop_order is not None and not self.stop_event.is_set():
             self._stop(self.stop_order)  # request_kill only set the flag
         now = time.monotonic()
+        overdue = self.ends_by is not None and now >= self.ends_by and self._body_running
+        if overdue and self.stop_order is None:
+            message = f"{self.step.label}: its execution_timeout is over and its body goes on"
+            self._stop(StopOrder(Stop.OVERDUE, message))
         for call in self.calls.overdue(now):
             self._abandon(call, f"{call.name} did not answer within {call.timeout_seconds:g} s")
         for call in self.calls.undelivered():
@@ -644,7 +663,7 @@ class Journal:
                 self._stopped_at = max(self._stopped_at, now)
             return
         if now >= self._stopped_at + self.limits.stop_grace_seconds:
-            self._end_process("the saga is being stopped and the body of the step did not return")
+            self._end_process("it has to stop and the body of the step did not return")
 
     def _abandon_all(self, why: str) -> None:
         for call in self.calls.abandonable():

@@ -61,7 +61,10 @@ class StepCleared(Exception):
 
 
 class StepRun:
-    """See the module. ``request_kill`` may be called from a signal handler at any time."""
+    """See the module. ``request_kill`` may be called from a signal handler at any time.
+
+    :param ends_after_seconds: the task's ``execution_timeout``, for a body that swallows the exception Airflow raises.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class StepRun:
         limits: Limits,
         secrets: KnownSecrets,
         actions: Registry = registry,
+        ends_after_seconds: float | None = None,
     ) -> None:
         self.attempt = replace(attempt, lease_seconds=limits.lease_seconds)
         self.address = address
@@ -80,6 +84,7 @@ class StepRun:
         self.actions = actions
         self.journal: Journal | None = None
         self._killed_early = False
+        self._ends_by = None if ends_after_seconds is None else time.monotonic() + ends_after_seconds
 
     def request_kill(self) -> None:
         """Stop at the next safe point. Sets a flag only."""
@@ -161,7 +166,7 @@ class StepRun:
         recorded: tuple[ActionRow, ...],
         body: Callable[[Saga], Any],
     ) -> StepResult:
-        journal = Journal(self.address, connection, saga, step, self.limits)
+        journal = Journal(self.address, connection, saga, step, self.limits, self._ends_by)
         replay = Replay(recorded, self.attempt.label)
         recorder = Recorder(journal, saga, step, replay, self.secrets, self.limits)
         handle = Saga(journal, saga.dag_id, saga.run_id, step, self.secrets)
@@ -213,8 +218,8 @@ class StepRun:
                 f"what its calls did is kept"
             )
         actions = journal.ask(lambda c: Reader(c).actions_of_step(step))
-        if journal.stop_order is not None and journal.stop_order.kind is Stop.CANCELLED:
-            raise SagaCancelledError(journal.stop_order.message)
+        if journal.stop_order is not None and journal.stop_order.kind in (Stop.CANCELLED, Stop.OVERDUE):
+            raise journal.stop_order.error()
         return StepResult(output, False, saga, replace(step, state=StepState.SUCCEEDED.value), tuple(actions))
 
     def _end_badly(
