@@ -294,6 +294,9 @@ class Lab:
         """Name and state of each action, in order."""
         return [(row.name, row.state) for row in self.actions(run)]
 
+    def begun(self, run: str = "r") -> bool:
+        return self.reader.find(self.dag_id, run) is not None
+
     def saga_state(self, run: str = "r") -> str:
         return self.reader.saga(self.dag_id, run).state
 

@@ -386,7 +386,7 @@ def test_c35_no_compensation_overtakes_a_call_that_may_still_land(lab: Lab) -> N
     def cancel_when_it_is_given_up() -> None:
         other = Lab(lab.url, lab.world, lab.dag_id)
         wait_until(
-            lambda: other.reader.find(lab.dag_id, "r") and [r.state for r in other.actions()] == ["IN_DOUBT"],
+            lambda: other.begun() and [r.state for r in other.actions()] == ["IN_DOUBT"],
             "the call is given up",
         )
         other.cancel()
