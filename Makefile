@@ -39,13 +39,14 @@ constraints/constraints-%.txt:
 	@echo "Python $* is not supported: set PYTHON to a Python 3.11, 3.12 or 3.13 (make install PYTHON=python3.12)"; exit 1
 
 demo: install ## Three sagas on a real Airflow: done, cancelled, partly cancelled; prints what happened
-	$(BIN)/python dags/support/demo.py
+	@$(BIN)/python dags/support/demo.py
 
 demo-up: install ## The demo, left running for you to look at
-	$(BIN)/python dags/support/demo.py --up
+	@$(BIN)/python dags/support/demo.py --up
 
-demo-down: install ## Stop what demo-up left running
-	$(BIN)/python dags/support/demo.py --down
+# Not behind `install`: what runs was started by what is installed.
+demo-down: ## Stop what demo-up left running, and remove it
+	@test ! -x $(BIN)/python || $(BIN)/python dags/support/demo.py --down
 
 test: lint type test-unit test-chaos test-e2e ## Everything that must pass before a change lands
 
@@ -83,6 +84,6 @@ constraints: install ## Resolve the dependencies anew for every Python that is s
 			--output-file constraints/constraints-$$version.txt; \
 	done
 
-clean: ## Remove all that the other targets made, .venv too
+clean: demo-down ## Remove all that the other targets made, .venv too
 	rm -rf $(VENV) .run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find airflow_saga dags tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+import httpx
+
 if not __package__:  # run as a plain script: give the relative imports below their package
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     __package__ = "support"
@@ -29,7 +31,7 @@ if not __package__:  # run as a plain script: give the relative imports below th
 from . import demo_processes
 from .demo_processes import DemoProblem
 from .demo_runs import Run, play
-from .demo_stack import DAGS, Stack, tail
+from .demo_stack import DAGS, Stack, Stopped, tail
 
 UP = DAGS.parent / ".run" / "demo-up.json"
 """Says where the demo is that `--up` left running."""
@@ -71,21 +73,27 @@ def demo(*, up: bool) -> int:
         runs = _play(stack, teller)
         keep_logs = not _tell(runs)
         left = up and not keep_logs
-    except DemoProblem as problem:
+    except (DemoProblem, httpx.HTTPError) as problem:
         keep_logs = True
         print(f"\n{problem}")
-        _tell_logs(problem.logs)
+        _tell_logs(getattr(problem, "logs", [stack.airflow_log]))
+    except Exception:
+        keep_logs = True
+        raise
     finally:
         _ignore_signals()
         if left:
             stack.leave()
         elif not _close(stack, up=up, keep_logs=keep_logs):
             keep_logs = True
+        if keep_logs:
+            print(f"\nall logs are in {stack.logs}\ndemo: FAILED after {teller.seconds():.0f} s")
     if keep_logs:
-        print(f"\nall logs are in {stack.logs}\ndemo: FAILED after {teller.seconds():.0f} s")
         return 1
     if left:
         _invite(stack)
+    else:
+        print("\nTo look around in the UI, `make demo-up` leaves it running.")
     print(f"demo: OK, in {teller.seconds():.0f} s")
     return 0
 
@@ -105,6 +113,10 @@ def _play(stack: Stack, teller: Teller) -> list[Run]:
     playing = [pool.submit(play, stack, teller.say, number) for number in (1, 2, 3)]
     try:
         wait(playing, return_when=FIRST_EXCEPTION)
+        stack.stopped.set()
+        problems = [each.exception() for each in playing]
+        for problem in sorted(filter(None, problems), key=lambda each: isinstance(each, Stopped)):
+            raise problem
         return [each.result() for each in playing]
     finally:
         stack.stopped.set()
@@ -127,6 +139,7 @@ def _tell(runs: list[Run]) -> bool:
             print("\nWhat a person can do about it:")
             print(textwrap.indent("\n".join(run.can_do), "  "))
     print(f"\n{'=' * WIDTH}")
+    print("\n".join(run.summary for run in runs))
     differing = [run for run in runs if run.differences]
     for run in differing:
         print("\n".join(f"DIFFERS: {each}" for each in run.differences))

@@ -57,10 +57,9 @@ class Postgres:
         self._data = self.socket_directory / "data"
         self._log = log
         self._account = server_account()
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *databases: str) -> None:
-        """Start the server and make the databases.
+    def start(self, *databases: str) -> subprocess.Popen[bytes]:
+        """Start the server, make the databases, and return its process.
 
         :raises DemoProblem: it did not come up; names its log.
         """
@@ -78,10 +77,11 @@ class Postgres:
         with (self._data / "postgresql.conf").open("a") as settings:
             settings.write(f"{_SETTINGS}unix_socket_directories = '{self.socket_directory}'\n")
         with self._log.open("ab") as log:
-            self._process = self._popen([str(binaries / "postgres"), "-D", str(self._data)], log)
-        with self._wait_for_connection() as connection:
+            server = self._popen([str(binaries / "postgres"), "-D", str(self._data)], log)
+        with self._wait_for_connection(server) as connection:
             for database in databases:
                 connection.execute(f'CREATE DATABASE "{database}"')  # our own words, not a user's
+        return server
 
     def connect(self, database: str) -> psycopg.Connection[Any]:
         return psycopg.connect(
@@ -92,15 +92,14 @@ class Postgres:
             connect_timeout=5,
         )
 
-    def _wait_for_connection(self) -> psycopg.Connection[Any]:
-        assert self._process is not None
+    def _wait_for_connection(self, server: subprocess.Popen[bytes]) -> psycopg.Connection[Any]:
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
                 return self.connect("postgres")
             except psycopg.OperationalError as problem:
-                if self._process.poll() is not None:
-                    code = self._process.returncode
+                if server.poll() is not None:
+                    code = server.returncode
                     raise DemoProblem(f"Postgres did not start: it ended with {code}", self._log) from None
                 if time.monotonic() > deadline:
                     raise DemoProblem(

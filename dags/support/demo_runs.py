@@ -16,15 +16,13 @@ from typing import Any
 from airflow_saga.core.errors import UnknownSagaError
 from airflow_saga.core.identity import compensation_dag_id, undo_run_id
 from airflow_saga.core.states import ActionState, Cause, SagaState
+from airflow_saga.plugin.events import What
 from airflow_saga.store.reader import Reader, SagaView
 
 from .demo_processes import DemoProblem
 from .demo_stack import InVain, Stack
 
 RUN_SECONDS = 150.0
-LISTENER_SECONDS = 10.0
-"""A mark in Airflow is told by the listener in its API server; by then the reconciler would have seen it as well."""
-LISTENER_SAYS = "the run was marked failed in Airflow"
 
 Say = Callable[[str], None]
 
@@ -55,6 +53,7 @@ class Run:
     """What is to be seen in this run, in sentences."""
     differences: list[Difference] = field(default_factory=list)
     timeline: str = ""
+    summary: str = ""
     ledger: list[str] = field(default_factory=list)
     can_do: list[str] = field(default_factory=list)
 
@@ -118,7 +117,9 @@ class Run:
             self.timeline = self.stack.command("saga", "show", self.dag_id, self.run_id)
         except DemoProblem as problem:
             self.expect("its timeline", "one", problem)
-        self.ledger = list(ledger_lines(self.stack.travel.net(self.trip)))
+        view, net = self.view(), self.stack.travel.net(self.trip)
+        self.ledger = list(ledger_lines(net))
+        self.summary = f"run {self.number}  {view.saga.state if view else 'no saga':<20} {net_effect(net)}"
 
 
 def play(stack: Stack, tell: Say, number: int) -> Run:
@@ -190,7 +191,7 @@ def _judge_cancelled(run: Run, view: SagaView) -> None:
     request = view.requests[0]
     run.expect("undo requests", 1, len(view.requests))
     run.expect("cause of the undo", Cause.MARKED_FAILED, request.cause)
-    run.expect("who saw that it was marked failed", LISTENER_SAYS, request.reason)
+    run.expect("what the listener says of it", What.RUN_MARKED.value, request.reason)
     states = {action.name: action.state for action in view.actions}
     run.expect("actions", {"book_flight": "COMPENSATED", "book_hotel": "COMPENSATED"}, states)
     net = run.stack.travel.net(run.trip)
@@ -263,7 +264,10 @@ def ledger_lines(net: dict[str, Any]) -> Iterator[str]:
         yield f"{kind:<9} {landed} made, {undone} undone: {net['kinds'][kind]} standing"
     if net["undo_order"]:
         yield f"undone in this order: {', '.join(each['kind'] for each in net['undo_order'])}"
-    standing = ", ".join(str(each["id"]) for each in net["standing"]) or "nothing"
-    yield (
-        f"net effect {net['total']:+d}: {standing} stands" if net["total"] else "net effect 0: nothing stands"
-    )
+    yield net_effect(net)
+
+
+def net_effect(net: dict[str, Any]) -> str:
+    if not net["total"]:
+        return "net effect 0: nothing stands"
+    return f"net effect {net['total']:+d}: {', '.join(str(each['id']) for each in net['standing'])}"

@@ -79,6 +79,21 @@ SETTINGS = {
 }
 
 
+_COMMAND = """\
+#!/bin/sh
+unset {unset}
+{exports}
+case "$1" in
+scheduler)
+    tries={tries}
+    until [ -e {api_is_up} ] || [ $tries = 0 ]; do sleep 0.2; tries=$((tries - 1)); done
+    exec {airflow} "$@" --skip-serve-logs ;;
+triggerer) exec {airflow} "$@" --skip-serve-logs ;;
+esac
+exec {airflow} "$@"
+"""
+
+
 class InVain(DemoProblem):
     """What was waited for did not happen in time."""
 
@@ -103,11 +118,14 @@ class Stack:
         for made in (self.logs, self.home):
             made.mkdir(mode=0o700)
         self._airflow = self.directory / "bin" / "airflow"
+        self._api_is_up = self.directory / "api-is-up"
         self.airflow_log = self.logs / "airflow.log"
         self.url = f"http://127.0.0.1:{_free_port()}"
         self.api = AirflowApi(self.url)
         self._postgres = Postgres(self.directory, self.logs / "postgres.log")
         self._standalone: subprocess.Popen[bytes] | None = None
+        self._servers: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+        """What may not end before the demo does, by name, with its log."""
         self._travel: TravelService | None = None
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -117,9 +135,10 @@ class Stack:
 
         :raises DemoProblem: something did not come up in time, or died.
         """
+        postgres_log = self.logs / "postgres.log"
         try:
             travel = self._start_travel()
-            self._postgres.start(METADATA, STORE)
+            self._servers["Postgres"] = self._postgres.start(METADATA, STORE), postgres_log
         except PermissionError as problem:
             raise DemoProblem(
                 f"{problem}: programs may not be run in {self.directory}; set TMPDIR to where they may"
@@ -127,11 +146,13 @@ class Stack:
         self._say("Postgres is up, with a database for Airflow and one for the sagas")
         self._write_command(self._environment(travel))
         self._standalone = self._popen([str(self._airflow), "standalone"], self.airflow_log)
+        self._servers["`airflow standalone`"] = self._standalone, self.airflow_log
         migrate = self._popen([str(self._airflow), "saga", "db", "migrate"], self.logs / "migrate.log")
         self._wait_migrated(migrate)
         self._say("airflow saga db migrate: the saga store has its tables")
         log = self.airflow_log
         self.wait_for(self._answers, START_SECONDS, "Airflow's API server answers", log)
+        self._api_is_up.touch()
         self.wait_for(self._schedules, START_SECONDS, "Airflow's scheduler is at work", log)
         self.wait_for(
             self._knows_dags, START_SECONDS, f"Airflow knows the DAGs {', '.join(sorted(DAG_IDS))}", log
@@ -259,11 +280,11 @@ class Stack:
 
     def _check_alive(self) -> None:
         """`airflow standalone` itself does not notice that one of its components has died."""
+        for name, (process, log) in self._servers.items():
+            if process.poll() is not None:
+                raise DemoProblem(f"{name} ended by itself, with {process.returncode}", log)
         if self._standalone is None:
             return
-        if self._standalone.poll() is not None:
-            code = self._standalone.returncode
-            raise DemoProblem(f"`airflow standalone` ended by itself, with {code}", self.airflow_log)
         with suppress(psutil.Error):
             for component in psutil.Process(self._standalone.pid).children():
                 if component.status() == psutil.STATUS_ZOMBIE:
@@ -305,22 +326,22 @@ class Stack:
     def _write_command(self, environment: dict[str, str]) -> None:
         """An `airflow` with the settings in it, that `airflow standalone` finds as well when it starts its components.
 
-        Two of them would offer their logs on every interface of the machine; the files are here, so they need not.
+        Two of them would offer their logs on every interface of the machine; the files are here, so they need not. And
+        a scheduler that is up before the API server starts tasks that have nobody to talk to, which takes time.
         """
         # Without compiled files every process of Airflow compiles half a million lines anew.
         foreign = {name for name in os.environ if name.startswith(("AIRFLOW", "PYTHON", "VIRTUAL_ENV"))}
-        real = shlex.quote(str(_airflow()))
-        lines = [
-            "#!/bin/sh",
-            "unset " + " ".join(sorted(foreign | {"PYTHONDONTWRITEBYTECODE"})),
-            *(f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())),
-            'case "$1" in',
-            f'scheduler | triggerer) exec {real} "$@" --skip-serve-logs ;;',
-            "esac",
-            f'exec {real} "$@"',
-        ]
+        text = _COMMAND.format(
+            unset=" ".join(sorted(foreign | {"PYTHONDONTWRITEBYTECODE"})),
+            exports="\n".join(
+                f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())
+            ),
+            airflow=shlex.quote(str(_airflow())),
+            api_is_up=shlex.quote(str(self._api_is_up)),
+            tries=int(START_SECONDS / 0.2),
+        )
         self._airflow.parent.mkdir(mode=0o700)
-        self._airflow.write_text("\n".join(lines) + "\n")
+        self._airflow.write_text(text)
         self._airflow.chmod(0o700)
 
 
