@@ -97,12 +97,13 @@ def end(directory: Path, *, keep_logs: bool = False) -> None:
 
 def _stop_postmaster(directory: Path) -> None:
     """Killed the hard way it would leave its shared memory behind; told to quit it does not."""
-    with suppress(OSError, ValueError, psutil.Error):
+    with suppress(OSError, ValueError, psutil.NoSuchProcess):
         pid = int((directory / SERVER / "data" / "postmaster.pid").read_text().split()[0])
-        postmaster = next((each for each in owned(directory) if each.pid == pid), None)
-        if postmaster is not None:
+        for postmaster in [each for each in owned(directory) if each.pid == pid]:
             postmaster.send_signal(signal.SIGQUIT)
-            psutil.wait_procs([postmaster], timeout=POSTMASTER_SECONDS)
+            deadline = time.monotonic() + POSTMASTER_SECONDS
+            while postmaster in owned(directory) and time.monotonic() < deadline:
+                time.sleep(0.02)
 
 
 class Keeper:
