@@ -266,7 +266,14 @@ ACTION_MOVES: tuple[Move, ...] = (
         "step PARTLY_UNDONE, no open request, A1 waited out; a person, with a note",
         "person",
     ),
-    *_moves("action", "answer", "IN_DOUBT", "DONE FAILED", "step STOPPED; a person, with a note", "person"),
+    *_moves(
+        "action",
+        "answer",
+        "IN_DOUBT",
+        "DONE FAILED",
+        "step STOPPED, A1 waited out; a person, with a note",
+        "person",
+    ),
     *_moves("action", "late yes", "IN_DOUBT FAILED", "DONE", "a fenced attempt's answer", "writer"),
     *_moves("action", "late yes", "COMPENSATED", "IN_DOUBT", "the next undo verifies first", "writer"),
     *_moves("action", "late no", "IN_DOUBT", "FAILED", "a fenced attempt proved NotApplied", "writer"),
@@ -283,7 +290,7 @@ REQUEST_MOVES: tuple[Move, ...] = (
     *_moves(
         "request",
         "withdraw",
-        "HINTED HELD REQUESTED",
+        "HINTED HELD",
         "WITHDRAWN",
         "a step attached, or the run is fine",
         "step",
@@ -327,3 +334,8 @@ def figure(machine: Machine) -> str:
         for (source, target), events in labels.items()
     ]
     return "\n".join(["stateDiagram-v2", *arrows])
+
+
+if __name__ == "__main__":
+    for name in MOVES:
+        print(f"%% {name}\n{figure(name)}\n")
