@@ -162,3 +162,13 @@ def spin(seconds: float, kind: str = "spins") -> str:
     while time.monotonic() < until:
         time.sleep(0.01)
     return "done"
+
+
+@action(
+    compensate=unbook,
+    timeout=TIMEOUT,
+    retry=Retry(first=timedelta(seconds=60), ceiling=timedelta(seconds=60), tries=5),
+)
+def slow_to_retry(kind: str, what: str = "", *, key: str) -> dict[str, Any]:
+    """Waits a minute between its tries."""
+    return _book(kind, what, key)
