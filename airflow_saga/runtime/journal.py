@@ -1,4 +1,4 @@
-"""The journal: one thread per step process owns the one connection to the store, and everything that is written.
+"""The journal: one per step process owns the one connection to the store, and everything that is written.
 
 Callers hand it intents and outcomes. It writes what has gathered in one commit (the outcome of call k rides with the
 intent of call k + 1), renews the lease, listens for a cancel, ends calls at their deadline, and waits out an outage of
@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError)
+CALLER_WRITES_SECONDS = 0.05
+"""A caller that wrote for itself this recently is expected to do it again."""
 SIGNAL_AGAIN_SECONDS = 0.2
 """A signal that comes just before a system call does not end it; the next one does."""
 
@@ -97,6 +99,8 @@ class _Work:
     retries: list[tuple[Intent, Ticket[tuple[int, float]]]] = field(default_factory=list)
     assertions: list[tuple[Intent, Ticket[float]]] = field(default_factory=list)
     asked: list[tuple[Callable[[psycopg.Connection], Any], Ticket[Any]]] = field(default_factory=list)
+    uncertain: bool = False
+    """Some of it may have been written already."""
 
     def __bool__(self) -> bool:
         return bool(self.outcomes or self.readings or self.urgent)
@@ -170,6 +174,11 @@ class Journal:
         self._kept: str | None = None
         self._awake_since: float | None = None
         self._connection_lock = threading.Lock()
+        self._pen = threading.Lock()
+        """Whoever holds it writes. Mostly the journal's thread; a caller that finds it free writes for itself, since
+        a hand-over to a sleeping thread and back costs as much as the commit."""
+        self._written_here_at = -math.inf
+        self._broken: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="saga-journal", daemon=True)
         self._watch = Watch(self)
 
@@ -183,7 +192,8 @@ class Journal:
 
     def begin(self, intent: Intent, ticket: Ticket[float]) -> None:
         """The ticket is answered once the intent is committed, with when it was sent; or with why it may not begin."""
-        self._put(lambda work: work.intents.append((intent, ticket)))
+        self._put(lambda work: work.intents.append((intent, ticket)), wake=False)
+        self._write_here_or_wake(ticket)
 
     def retry(self, intent: Intent, ticket: Ticket[tuple[int, float]]) -> None:
         """As :meth:`begin`, for another try of a recorded call; the answer tells the number of the try too."""
@@ -224,7 +234,8 @@ class Journal:
     def ask(self, verb: Callable[[psycopg.Connection], R]) -> R:
         """Run a verb on the journal's connection, after everything that was handed over before it is written."""
         ticket: Ticket[R] = Ticket()
-        self._put(lambda work: work.asked.append((verb, ticket)))
+        self._put(lambda work: work.asked.append((verb, ticket)), wake=False)
+        self._write_here_or_wake(ticket)
         return ticket.wait()
 
     def ask_with(self, verb: Callable[[psycopg.Connection], R], ticket: Ticket[R]) -> None:
@@ -311,6 +322,27 @@ class Journal:
         if self._over is not None:  # it may have ended before it could see the entry, and nobody would answer
             raise self._over
 
+    def _write_here_or_wake(self, ticket: Ticket[Any]) -> None:
+        """A thread that would only wait for this answer, while nobody else writes, writes by itself."""
+        if ticket.for_loop or not self._pen.acquire(blocking=False):
+            self._wake()
+            return
+        try:
+            if self._over is None and self._broken is None:
+                self._awake_since = self._written_here_at = time.monotonic()
+                self._gather()
+                self._write_if_due()
+        except BaseException as problem:
+            if isinstance(problem, Exception):
+                self._broken = problem  # what ends the journal is the journal's own thread's to tell
+                return
+            raise  # this thread was interrupted; its work has been given back
+        finally:
+            self._awake_since = None
+            self._pen.release()
+            if self._queue or self._broken is not None or self._work:
+                self._wake()
+
     def _wake(self) -> None:
         try:
             os.write(self._wake_write, b"x")
@@ -323,28 +355,41 @@ class Journal:
 
     def _run(self) -> None:
         try:
-            self._through_outage(self._listen)
-            while True:
-                self._awake_since = time.monotonic()
-                self._gather()
-                self._write_if_due()
-                self._watch_calls()
-                self._beat_if_due()
-                if self._closing and not self._work and not self._queue:
-                    break
-                self._awake_since = None
+            with self._pen:
+                self._through_outage(self._listen)
+            while self._turn():
                 self._sleep()
-            self._end(NotInSagaError(f"{self.step.label}: this step has ended; nothing was called"))
         except BaseException as problem:
             log.exception("the journal of %s stopped", self.step.label)
             gone = StoreUnavailableError(
                 f"the saga store is gone ({first_line(problem)}); nothing was called"
             )
-            self._end(gone)
+            with self._pen:
+                self._end(gone)
             self._stop(StopOrder(Stop.CUT_OFF, f"{self.step.label}: {gone}"))
         finally:
-            with self._connection_lock:
+            with self._pen, self._connection_lock:
                 self._connection.close()
+
+    def _turn(self) -> bool:
+        """Write what is due, look at the calls under way, renew the lease; False when all is said."""
+        with self._pen:
+            if self._broken is not None:
+                raise self._broken
+            self._awake_since = time.monotonic()
+            self._gather()
+            self._write_if_due()
+            self._watch_calls()
+            self._beat_if_due()
+            if self._closing and not self._work and not self._queue:
+                self._end(NotInSagaError(f"{self.step.label}: this step has ended; nothing was called"))
+                return False
+            if (
+                self._connection.pgconn.notifies() is not None
+            ):  # it came with an answer: nothing is left to be read
+                self._next_beat = 0.0
+            self._awake_since = None
+            return True
 
     def _end(self, why: BaseException) -> None:
         """Nothing is written from now on: whoever waits is told, and whoever comes later."""
@@ -363,13 +408,16 @@ class Journal:
             entry(self._work)
 
     def _sleep(self) -> None:
+        """Until something is handed over, heard, or due. While a caller writes for itself, its answers would wake this
+        thread each time: then it looks at the clock only, and the caller's own writes hear of a cancel."""
         now = time.monotonic()
-        if self._connection.pgconn.notifies() is not None:  # it came with an answer: nothing is left to be read
-            self._next_beat = 0.0
+        caller_writes = now - self._written_here_at < CALLER_WRITES_SECONDS
         dates = [self._next_beat]
-        if self._just_begun:  # a call that ends at once does not wake this thread: its next intent will
+        if self._just_begun:  # a call that ends at once wakes nobody: its next intent will
             dates.append(now + 2 * self.limits.outcome_flush_seconds)
             self._just_begun = False
+        elif caller_writes:
+            dates.append(now + 5 * self.limits.outcome_flush_seconds)
         if self._work.outcomes:
             dates.append((self._waiting_since or now) + self.limits.outcome_flush_seconds)
         elif self._work.readings:
@@ -384,20 +432,29 @@ class Journal:
         pause = max(0.0, min(dates) - now)
         if self._queue or self._closing:
             pause = 0.0
-        readable, _, _ = select.select([self._wake_read, self._connection.fileno()], [], [], pause)
+        self._wait(pause, with_store=not caller_writes)
+
+    def _wait(self, seconds: float, *, with_store: bool) -> None:
+        try:
+            lines = [self._wake_read, *([self._connection.fileno()] if with_store else [])]
+            readable, _, _ = select.select(lines, [], [], seconds)
+        except (OSError, ValueError, psycopg.OperationalError):
+            time.sleep(min(seconds, SIGNAL_AGAIN_SECONDS))  # a caller is just replacing a lost connection
+            return
         if self._wake_read in readable:
             os.read(self._wake_read, 4096)
         if len(readable) > (self._wake_read in readable):
             self._take_notifications()
 
     def _take_notifications(self) -> None:
-        try:
-            noticed = signals.take(self._connection)
-        except psycopg.OperationalError:
-            self._reconnect()
-            noticed = True
-        if noticed:
-            self._next_beat = 0.0
+        with self._pen:
+            try:
+                noticed = signals.take(self._connection)
+            except psycopg.OperationalError:
+                self._reconnect()
+                noticed = True
+            if noticed:
+                self._next_beat = 0.0
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -414,7 +471,22 @@ class Journal:
         if not (work.urgent or ripe or self._closing or self.stop_order is not None):
             return
         self._work, self._waiting_since = _Work(), None
-        self._write(work)
+        try:
+            self._write(work)
+        except Exception:
+            raise
+        except BaseException:
+            self._give_back(work)
+            raise
+
+    def _give_back(self, work: _Work) -> None:
+        """The thread that wrote for itself was interrupted: nobody knows how far it came. The journal finds out."""
+        for intent, _ in work.intents:
+            self._open.pop(intent.seq, None)
+            work.outcomes.append(self._not_called(intent))
+        self._work.outcomes[:0] = work.outcomes
+        self._work.readings[:0] = work.readings
+        self._work.uncertain = True
 
     def _write(self, work: _Work) -> None:
         """:raises BaseException: nothing can be written any more; whoever waits for this work has been told."""
@@ -467,10 +539,13 @@ class Journal:
         intents = [intent for intent, _ in work.intents]
         for outcome in work.outcomes:
             self._open.pop(outcome.seq, None)
+        resent = work.uncertain
         try:
-            written = self._verbs.write_forward(self.step, work.outcomes, intents, work.readings)
-            self.commits += 1
-            resent = False
+            if resent:
+                written = self._write_again(work)
+            else:
+                written = self._verbs.write_forward(self.step, work.outcomes, intents, work.readings)
+                self.commits += 1
         except _LOST as problem:
             self._reconnect(problem)
             written = self._write_again(work)
@@ -506,16 +581,14 @@ class Journal:
                     *(i.seq for i, _ in [*work.intents, *work.readings]),
                 ]
             }
-            outcomes = [
-                o for o in work.outcomes if (row := rows[o.seq]) is None or row.state == ActionState.PENDING
-            ]
+            outcomes = [o for o in work.outcomes if (row := rows[o.seq]) and row.state == ActionState.PENDING]
             intents = [i for i, _ in work.intents if rows[i.seq] is None]
             readings = [(i, o) for i, o in work.readings if rows[i.seq] is None]
             written = self._verbs.write_forward(self.step, outcomes, intents, readings)
             there = {
                 o.seq
                 for o in work.outcomes
-                if o not in outcomes and (row := rows[o.seq]) and row.state == o.state
+                if o not in outcomes and ((row := rows[o.seq]) is None or row.state == o.state)
             }
             begun = {
                 i.seq for i, _ in work.intents if (row := rows[i.seq]) and row.state == ActionState.PENDING

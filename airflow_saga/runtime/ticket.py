@@ -33,6 +33,11 @@ class Ticket(Generic[R]):
     def refused(self) -> bool:
         return self._problem is not None
 
+    @property
+    def for_loop(self) -> bool:
+        """Whether an event loop waits for it, which must not block."""
+        return self._loop is not None
+
     def answer(self, answer: R) -> None:
         if not self.closed:
             self._answer = answer

@@ -95,6 +95,7 @@ _MOVE_CHECK = """
 CREATE OR REPLACE FUNCTION airflow_saga.{function}() RETURNS trigger LANGUAGE plpgsql AS $check$
 DECLARE move text := CASE WHEN TG_OP = 'INSERT' THEN '' ELSE OLD.state END || '>' || NEW.state;
 BEGIN
+    {first}
     IF TG_OP = 'UPDATE' AND OLD.state = NEW.state THEN
         RETURN NEW;
     END IF;
@@ -106,6 +107,16 @@ BEGIN
     RETURN NEW;
 END $check$
 """
+_ACTION_SUMS = """
+    NEW.settled := NEW.effect = 'READ_ONLY'
+        OR NEW.state IN ('FAILED', 'COMPENSATED', 'NON_COMPENSABLE', 'ACCEPTED')
+        -- a failed one without an end: a person asked for another undo
+        OR (NEW.state = 'COMPENSATION_FAILED' AND NEW.undo_finished_at IS NOT NULL)
+        OR (NEW.state = 'IN_DOUBT' AND NEW.probed)
+        OR (NEW.state = 'COMPENSATING' AND NEW.reconcile_at IS NOT NULL);
+    NEW.residual := NEW.effect <> 'READ_ONLY'
+        AND NEW.state IN ('PENDING', 'DONE', 'IN_DOUBT', 'COMPENSATING', 'COMPENSATION_FAILED', 'NON_COMPENSABLE');
+"""
 _ACTION_CHECK = """
     IF NOT (CASE NEW.effect WHEN 'READ_ONLY' THEN NEW.state IN ('DONE', 'FAILED')
                             WHEN 'COMPENSABLE' THEN true WHEN 'NON_COMPENSABLE' THEN true ELSE false END)
@@ -114,7 +125,8 @@ _ACTION_CHECK = """
             USING ERRCODE = 'check_violation', CONSTRAINT = 'state_fits_effect';
     END IF;
 """
-# plpgsql, not a WHEN clause: Postgres parses that again for every statement, which costs more than the write.
+# plpgsql, not WHEN clauses, CHECKs and generated columns: Postgres parses those again for every statement, which costs
+# more than the write.
 
 
 def move_triggers() -> Iterator[str]:
@@ -128,6 +140,7 @@ def move_triggers() -> Iterator[str]:
             .format(
                 function=function,
                 moves=sql.Literal(sorted(set(moves))),
+                first=sql.SQL(_ACTION_SUMS if table == "action" else ""),
                 more=sql.SQL(_ACTION_CHECK if table == "action" else ""),
             )
             .as_string(None)
@@ -135,9 +148,9 @@ def move_triggers() -> Iterator[str]:
         yield sql.SQL("DROP TRIGGER IF EXISTS moves_only_by_its_table ON {on}").format(on=on).as_string(None)
         yield (
             sql.SQL(
-                "CREATE TRIGGER moves_only_by_its_table BEFORE INSERT OR UPDATE OF state ON {on} "
+                "CREATE TRIGGER moves_only_by_its_table BEFORE INSERT OR UPDATE {of} ON {on} "
                 "FOR EACH ROW EXECUTE FUNCTION airflow_saga.{function}()"
             )
-            .format(on=on, function=function)
+            .format(on=on, function=function, of=sql.SQL("" if table == "action" else "OF state"))
             .as_string(None)
         )

@@ -98,17 +98,8 @@ CREATE TABLE airflow_saga.action (
     reopened integer NOT NULL DEFAULT 0,
     twin_of bigint,
     note text,
-    settled boolean GENERATED ALWAYS AS (
-        effect = 'READ_ONLY'
-        OR state IN ('FAILED', 'COMPENSATED', 'NON_COMPENSABLE', 'ACCEPTED')
-        OR (state = 'COMPENSATION_FAILED' AND undo_finished_at IS NOT NULL)  -- NULL: a person asked for another undo
-        OR (state = 'IN_DOUBT' AND probed)
-        OR (state = 'COMPENSATING' AND reconcile_at IS NOT NULL)
-    ) STORED,
-    residual boolean GENERATED ALWAYS AS (
-        effect <> 'READ_ONLY'
-        AND state IN ('PENDING', 'DONE', 'IN_DOUBT', 'COMPENSATING', 'COMPENSATION_FAILED', 'NON_COMPENSABLE')
-    ) STORED,
+    settled boolean NOT NULL,  -- for the order of an undo; this and residual are computed by the table's trigger
+    residual boolean NOT NULL,  -- an effect that stands, or may
     CONSTRAINT one_action_per_seq UNIQUE (step_id, generation, seq)
 ) WITH (fillfactor = 80);
 CREATE INDEX action_unsettled ON airflow_saga.action (step_id, generation, seq) WHERE NOT settled;
