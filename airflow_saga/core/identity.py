@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from airflow_saga.core.errors import NameTooLongError
 
@@ -20,12 +20,19 @@ ACTION_NAME_LIMIT = 200
 
 def action_key(saga_uuid: UUID, task_id: str, map_index: int, generation: int, seq: int) -> str:
     """The idempotency key of one action: the same in each attempt of it, another one in each generation."""
-    return str(uuid5(saga_uuid, f"do/{task_id}/{map_index}/{generation}/{seq}"))
+    return _key_of(saga_uuid, f"do/{task_id}/{map_index}/{generation}/{seq}")
 
 
 def undo_key(saga_uuid: UUID, action_key: str, reopened: int) -> str:
     """The idempotency key of an undo: the same in each try of it, another one once a late answer reopened it."""
-    return str(uuid5(saga_uuid, f"undo/{action_key}/{reopened}"))
+    return _key_of(saga_uuid, f"undo/{action_key}/{reopened}")
+
+
+def _key_of(saga_uuid: UUID, name: str) -> str:
+    """32 hexadecimal digits: what services that take keys accept everywhere."""
+    return hashlib.blake2b(
+        name.encode("utf-8", "surrogatepass"), digest_size=16, key=saga_uuid.bytes
+    ).hexdigest()
 
 
 def compensation_dag_id(dag_id: str) -> str:

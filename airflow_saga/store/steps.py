@@ -298,13 +298,14 @@ class StepVerbs:
         readings: Sequence[Reading] = (),
     ) -> Written:
         """How calls ended, what READ_ONLY calls said, and which calls may begin: one commit, usually one statement."""
-        births = sorted([*((i, None) for i in intents), *readings], key=lambda birth: birth[0].seq)
-        pairs = list(zip_longest(outcomes, births))
-        if len(pairs) <= 1:
-            outcome, birth = pairs[0] if pairs else (None, None)
+        if len(outcomes) <= 1 and len(intents) + len(readings) <= 1:
+            outcome = outcomes[0] if outcomes else None
+            birth = (intents[0], None) if intents else readings[0] if readings else None
             row = _WRITE_FORWARD.run(self.connection, write_params(step, outcome, birth))
             assert row is not None, "a step's rows are never deleted while it runs"
             return _written(row)
+        births = sorted([*((i, None) for i in intents), *readings], key=lambda birth: birth[0].seq)
+        pairs = list(zip_longest(outcomes, births))
         rows = self._write_together([write_params(step, outcome, birth) for outcome, birth in pairs])
         seen = rows[-1]
         ended = frozenset(row[3] for row in rows if row and row[3] is not None)
