@@ -1,8 +1,8 @@
 """The processes of one demo, found from outside and ended together, whatever happens to the demo itself.
 
-Everything the demo starts has two marks: it works inside the demo's directory, and it belongs to a session whose leader
-the demo has written down there. Airflow's tasks get process groups of their own and change their titles, but neither
-their session nor their directory, so nothing escapes, and a person's shell that happens to be in there is not meant.
+Everything the demo starts belongs to a session whose leader has written itself down in the demo's directory, and works
+in that directory. Airflow's tasks get process groups of their own and change their titles, but not their session. Those
+of its processes that hold secrets do not tell an ordinary user where they work: of them the session alone is known.
 
 The keeper is this file run as a program. It waits for its standard input to close, which happens however the demo ends,
 and then ends what is left and removes the directory.
@@ -45,10 +45,12 @@ class DemoProblem(Exception):
         self.logs = logs
 
 
-def note_session(directory: Path, leader: int) -> None:
-    """Write down that a process, and whatever comes out of it, belongs to the demo in this directory."""
-    with (directory / SESSIONS).open("a") as file:
-        file.write(f"{leader}\n")
+def noted(directory: Path, command: list[str]) -> list[str]:
+    """A command that begins by writing itself down as a session of the demo in this directory.
+
+    To be started as the leader of a session. It does so itself, since whoever starts it may be killed right after.
+    """
+    return ["/bin/sh", "-c", 'echo $$ >> "$0" && exec "$@"', str(directory / SESSIONS), *command]
 
 
 def owned(directory: Path) -> list[psutil.Process]:
@@ -61,12 +63,15 @@ def owned(directory: Path) -> list[psutil.Process]:
 
 def _is_owned(process: psutil.Process, directory: Path, sessions: Collection[int]) -> bool:
     try:
-        place = Path(process.cwd())
-        if not place.is_relative_to(directory) or process.status() == psutil.STATUS_ZOMBIE:
+        in_session = os.getsid(process.pid) in sessions
+        if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        return place.is_relative_to(directory / SERVER) or os.getsid(process.pid) in sessions
-    except (psutil.Error, ProcessLookupError, PermissionError):
+        place = Path(process.cwd())
+    except psutil.AccessDenied:
+        return in_session
+    except (psutil.Error, OSError):
         return False
+    return place.is_relative_to(directory / SERVER) or (in_session and place.is_relative_to(directory))
 
 
 def end(directory: Path, *, keep_logs: bool = False) -> None:

@@ -29,7 +29,7 @@ import psycopg
 
 from .demo_clients import AirflowApi, TravelService
 from .demo_postgres import Postgres, server_account, socket_fits
-from .demo_processes import LOGS, DemoProblem, Keeper, note_session
+from .demo_processes import LOGS, DemoProblem, Keeper, noted
 
 T = TypeVar("T")
 
@@ -195,14 +195,13 @@ class Stack:
         log = self.logs / "commands.log"
         with log.open("ab") as errors:
             process = subprocess.Popen(
-                [str(self._airflow), *arguments],
+                noted(self.directory, [str(self._airflow), *arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd=self.home,
                 start_new_session=True,
             )
-        note_session(self.directory, process.pid)
         try:
             printed, _ = process.communicate(timeout=COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
@@ -292,16 +291,14 @@ class Stack:
 
     def _popen(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
         with log.open("ab") as out:
-            process = subprocess.Popen(
-                command,
+            return subprocess.Popen(
+                noted(self.directory, command),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 cwd=self.home,
                 start_new_session=True,
             )
-        note_session(self.directory, process.pid)
-        return process
 
     def _environment(self, travel_url: str) -> dict[str, str]:
         sockets = self._postgres.socket_directory

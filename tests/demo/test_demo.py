@@ -6,6 +6,7 @@ Each test runs a copy of `dags/`, so that none meets a demo that somebody has le
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -42,24 +44,32 @@ class Demo:
             encoding="utf-8",
         )
         self.lines: list[str] = []
+        self.sessions: set[int] = set()
+        """Of what it has started: each is a session of its own, whose processes never leave it."""
 
     def read_until(self, pattern: str) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            if re.search(pattern, line):
-                return line
-        raise AssertionError(f"it ended without saying {pattern!r}:\n{self.text}")
+        """:raises AssertionError: it ended without saying that."""
+        found = next((line for line in self._read() if re.search(pattern, line)), None)
+        assert found is not None, self.text
+        return found
 
     def finish(self, seconds: float = DEMO_SECONDS) -> int:
         """Read to the end and return the exit code; a demo that takes longer is killed, and has none to be proud of."""
-        assert self.process.stdout is not None
         too_long = threading.Timer(seconds, self.process.kill)
         too_long.start()
-        self.lines += self.process.stdout.read().splitlines()
+        for _ in self._read():
+            pass
         code = self.process.wait()
         too_long.cancel()
         return code
+
+    def _read(self) -> Iterator[str]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            with suppress(psutil.NoSuchProcess):
+                self.sessions |= {child.pid for child in psutil.Process(self.process.pid).children()}
+            yield line
 
     @property
     def text(self) -> str:
@@ -79,20 +89,22 @@ def checkout(tmp_path: Path) -> Iterator[Path]:
     Demo(tmp_path, "--down").finish(SOON_SECONDS)
 
 
-def processes_in(directory: Path) -> list[psutil.Process]:
+def processes_of(demo: Demo) -> list[psutil.Process]:
+    """Its living processes, by either mark: some do not tell an ordinary user where they work."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if Path(process.cwd()).is_relative_to(directory):
+        with suppress(psutil.Error, OSError):
+            is_of_demo = os.getsid(process.pid) in demo.sessions
+            is_of_demo = is_of_demo or Path(process.cwd()).is_relative_to(demo.directory)
+            if is_of_demo and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
 
 
-def assert_nothing_is_left(directory: Path) -> None:
-    assert processes_in(directory) == []
-    assert not directory.exists()
+def assert_nothing_is_left(demo: Demo) -> None:
+    assert demo.sessions
+    assert processes_of(demo) == []
+    assert not demo.directory.exists()
 
 
 def test_demo_plays_three_runs_and_ends_ok(checkout: Path) -> None:
@@ -105,7 +117,7 @@ def test_demo_plays_three_runs_and_ends_ok(checkout: Path) -> None:
     assert "book_trip / demo-1-completes is COMPLETED" in demo.text
     assert "book_trip / demo-2-marked-failed is CANCELLED" in demo.text
     assert "refund_later / demo-3-refund-later is PARTIALLY_CANCELLED" in demo.text
-    assert_nothing_is_left(demo.directory)
+    assert_nothing_is_left(demo)
 
 
 def test_demo_up_leaves_it_running_until_demo_down(checkout: Path) -> None:
@@ -122,7 +134,7 @@ def test_demo_up_leaves_it_running_until_demo_down(checkout: Path) -> None:
 
     down = Demo(checkout, "--down")
     assert down.finish(SOON_SECONDS) == 0, down.text
-    assert_nothing_is_left(up.directory)
+    assert_nothing_is_left(up)
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, trust_env=False)
     assert Demo(checkout, "--down").finish(SOON_SECONDS) == 0
@@ -137,35 +149,35 @@ def test_interrupted_demo_leaves_nothing(checkout: Path, arguments: tuple[str, .
 
     assert demo.finish(SOON_SECONDS) == 130, demo.text
     assert "Traceback" not in demo.text
-    assert_nothing_is_left(demo.directory)
+    assert_nothing_is_left(demo)
     assert not (checkout / ".run" / "demo-up.json").exists()
 
 
 def test_killed_demo_leaves_nothing(checkout: Path) -> None:
     demo = Demo(checkout)
     demo.read_until("Postgres is up")
-    assert processes_in(demo.directory)
+    assert processes_of(demo)
 
     demo.process.kill()
 
     demo.process.wait()
     deadline = time.monotonic() + SOON_SECONDS
-    while demo.directory.exists() and time.monotonic() < deadline:
+    while (demo.directory.exists() or processes_of(demo)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert_nothing_is_left(demo.directory)
+    assert_nothing_is_left(demo)
 
 
 def test_demo_whose_airflow_dies_says_so_and_keeps_the_logs(checkout: Path) -> None:
     demo = Demo(checkout)
     demo.read_until("airflow saga db migrate")
-    standalone = next(each for each in processes_in(demo.directory) if each.cmdline()[-1:] == ["standalone"])
+    standalone = next(each for each in processes_of(demo) if each.cmdline()[-1:] == ["standalone"])
 
     standalone.kill()
 
     assert demo.finish(SOON_SECONDS) == 1
     assert "`airflow standalone` ended by itself, with -9" in demo.text
     assert demo.lines[-1].startswith("demo: FAILED"), demo.text
-    assert processes_in(demo.directory) == []
+    assert processes_of(demo) == []
     logs = demo.directory / "logs"
     assert f"all logs are in {logs}" in demo.text
     assert "Starting Airflow Standalone" in (logs / "airflow.log").read_text()
