@@ -83,7 +83,7 @@ class LateVerbs:
         return "it took effect after all" + self._reopen(saga, step)
 
     def _late_no(self, saga: SagaRow, step: StepRow, action: ActionRow, outcome: Outcome, newer: bool) -> str:
-        if action.state != ActionState.IN_DOUBT or newer:
+        if action.state != ActionState.IN_DOUBT or newer or action.tries > 1:  # it speaks for its own try only
             return f"it stays {action.state}"
         self._change(action, ActionState.FAILED, outcome, in_doubt=False)
         closed = close_if_nothing_stands(

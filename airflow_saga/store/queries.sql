@@ -5,6 +5,7 @@
 -- The hot path, one commit: how one call ended (never refused while the fence is ours), and either the intent of one
 -- about to begin (only while saga and step run) or a READ_ONLY call's row, born with its outcome. The lock comes first
 -- and holds for both: a cancel that committed while this waited is seen, because a locking read returns the newest row.
+-- A try that proved NotApplied speaks for itself only: while an earlier one is in doubt, the action stays in doubt.
 -- A seq that is used already begins nothing, and the outcome beside it is taken all the same (P9).
 WITH held AS MATERIALIZED (
     SELECT g.state AS saga_state, s.state AS step_state, s.fence
@@ -13,8 +14,11 @@ WITH held AS MATERIALIZED (
     FOR SHARE
 ), ended AS (
     UPDATE airflow_saga.action a
-    SET state = %(ended_state)s::text, result = %(ended_result)s::text, result_lost = %(ended_lost)s::bool, error = %(ended_error)s::text,
-        in_doubt = %(ended_state)s::text = 'IN_DOUBT', finished_at = clock_timestamp(),
+    SET state = CASE WHEN %(ended_state)s::text = 'FAILED' AND a.in_doubt THEN 'IN_DOUBT'
+                     ELSE %(ended_state)s::text END,
+        in_doubt = %(ended_state)s::text = 'IN_DOUBT' OR (%(ended_state)s::text = 'FAILED' AND a.in_doubt),
+        result = %(ended_result)s::text, result_lost = %(ended_lost)s::bool, error = %(ended_error)s::text,
+        finished_at = clock_timestamp(),
         lands_by = CASE WHEN %(ended_own)s::bool THEN NULL ELSE a.lands_by END
     FROM held
     WHERE held.fence = %(fence)s::int AND a.step_id = %(step_id)s::bigint AND a.generation = %(generation)s::int
@@ -61,7 +65,7 @@ WITH held AS MATERIALIZED (
     FOR SHARE
 ), begun AS (
     UPDATE airflow_saga.action a
-    SET state = 'PENDING', in_doubt = false, tries = tries + 1, error = NULL, finished_at = NULL,
+    SET state = 'PENDING', in_doubt = (a.state = 'IN_DOUBT'), tries = tries + 1, error = NULL, finished_at = NULL,
         lands_by = clock_timestamp() + make_interval(secs => %(lands_seconds)s)
     FROM held
     WHERE held.fence = %(fence)s AND held.saga_state = 'RUNNING' AND held.step_state = 'RUNNING'

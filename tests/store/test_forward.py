@@ -272,7 +272,22 @@ def test_a_call_in_doubt_is_tried_again_only_if_idempotent_and_after_it_can_land
     scene.steps.heartbeat_if_held(step, 15, None, False)
     assert scene.steps.retry_if_allowed(step, plain)[0] is None
     assert scene.steps.retry_if_allowed(step, safe)[0] == 2
-    assert not scene.action().in_doubt
+    assert scene.action().in_doubt, "nobody knows what became of the first try"
+
+
+@pytest.mark.parametrize(("ended", "known"), [("FAILED", "IN_DOUBT"), ("DONE", "DONE")])
+def test_p4_a_try_that_proved_not_applied_speaks_for_itself_only(
+    scene: Scene, ended: str, known: str
+) -> None:
+    """The first try is lost and may have taken effect; the second, with the same key, says how it ended."""
+    step = scene.attach()
+    failed(scene, step, "IN_DOUBT", own=False)
+    scene.time_passes(12)
+    scene.steps.heartbeat_if_held(step, 15, None, False)
+    again = scene.intent(step, 1, max_tries=3, idempotent=True)
+    assert scene.steps.retry_if_allowed(step, again)[0] == 2
+    assert scene.end(step, 1, ended)
+    assert (scene.action().state, scene.action().in_doubt) == (known, known == "IN_DOUBT")
 
 
 def test_a_key_that_outlived_its_lifetime_is_not_used_again(scene: Scene) -> None:
