@@ -19,8 +19,10 @@ from airflow_saga.core.identity import undo_key as undo_key_of
 from airflow_saga.core.records import ActionRow, Attempt, Intent, Outcome, RequestRow, SagaRow, StepRow
 from airflow_saga.store.connect import Address
 from airflow_saga.store.late import LateVerbs
+from airflow_saga.store.queries import Q
 from airflow_saga.store.reader import Reader, SagaView
 from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.rows import many
 from airflow_saga.store.steps import Attached, StepVerbs, Written
 from airflow_saga.store.sweep import SweepVerbs
 from airflow_saga.store.undo import EndedTry, Freeze, NextTry, Settled, UndoAttached, UndoVerbs
@@ -77,6 +79,12 @@ class Scene:
         step = self.step(task_id)
         wanted = (step.step_id, generation or step.generation, seq)
         return next(a for a in self.view.actions if (a.step_id, a.generation, a.seq) == wanted)
+
+    def actions(self, saga: SagaRow) -> tuple[ActionRow, ...]:
+        return tuple(many(self.connection, ActionRow, Q.all_actions_of_saga, {"saga_id": saga.saga_id}))
+
+    def undo_requests(self, saga: SagaRow) -> tuple[RequestRow, ...]:
+        return tuple(many(self.connection, RequestRow, Q.requests_of_saga, {"saga_id": saga.saga_id}))
 
     def states(self, task_id: str = "flight") -> dict[int, str]:
         step = self.step(task_id)

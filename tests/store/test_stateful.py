@@ -1,0 +1,603 @@
+"""The real store, driven at random by everybody who may touch it, against the truth of a simulated world.
+
+Forward attempts that crash, are taken over and answer late; people who cancel, keep, undo, clear, settle; hooks and
+the reconciler; undo attempts that are killed, fenced, refused. After each move the log must tell of every effect that
+stands or may, undone in the right order and with the right end (PROTOCOL P2 to P10), and at the end of each run a
+working undo must be able to close the saga. `SAGA_STATEFUL_EXAMPLES` plays that many random runs instead of the usual
+fixed ones.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from airflow_saga.core.decide import Go
+from airflow_saga.core.errors import UndoFencedError, UndoOutOfOrderError, VerbRefusedError
+from airflow_saga.core.records import ActionRow, Outcome, RequestRow
+from airflow_saga.core.states import RESIDUAL_ACTION_STATES
+from airflow_saga.store.reader import SagaView
+from airflow_saga.store.requests import Verdict
+from airflow_saga.store.undo import EndedTry, Freeze
+from tests.store.scene import Scene, connect
+from tests.store.world import BACKWARDS, TASKS, Call, Process, UndoProcess, World
+
+EXAMPLES = int(os.environ.get("SAGA_STATEFUL_EXAMPLES", "0"))
+OWNERS = ("undo__1", "undo__2")
+A1_SECONDS = 12.0
+tasks = st.sampled_from(list(TASKS))
+picks = st.integers(0, 10_000)
+
+
+def effect_of(seq: int) -> str:
+    return "NON_COMPENSABLE" if seq % 5 == 4 else "COMPENSABLE"
+
+
+class Play(RuleBasedStateMachine):
+    """One run of one saga. ``view``: what the last move left."""
+
+    url: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        with connect(self.url) as connection:
+            connection.execute("DELETE FROM airflow_saga.saga; DELETE FROM airflow_saga.action")
+        self.scene = Scene(self.url)
+        self.world = World()
+        self.scene.requests.open_if_new(*self.scene.run)
+        self.view = self.look()
+        self.attach("flight")
+        self.look()
+
+    def look(self) -> SagaView:
+        reader, saga = self.scene.reader, self.scene.saga
+        actions = self.scene.actions(saga)
+        requests = self.scene.undo_requests(saga)
+        self.view = SagaView(saga, tuple(reader.steps(saga.saga_id)), actions, requests, ())
+        return self.view
+
+    # -- what is there ----------------------------------------------------------------------------------------------
+
+    def _pick(self, things: list[Any], pick: int) -> Any:
+        return things[pick % len(things)] if things else None
+
+    def _row(self, action_id: int) -> ActionRow:
+        return self.scene.undos.read_action(action_id)[0]
+
+    def _open_request(self) -> RequestRow | None:
+        states = ("HINTED", "HELD", "REQUESTED", "FROZEN")
+        return next((row for row in self.view.requests if row.state in states), None)
+
+    def _somebody_lives(self) -> bool:
+        return bool(self.world.living())
+
+    def _holds(self, process: Process) -> bool:
+        mine = process.step
+        return any(step.step_id == mine.step_id and step.fence == mine.fence for step in self.view.steps)
+
+    def _wire(self) -> set[int]:
+        return {call.action_id for call in self.world.on_the_wire()}
+
+    # -- forward ----------------------------------------------------------------------------------------------------
+
+    @rule(task=tasks)
+    def attach(self, task: str) -> None:
+        before = self.view
+        attached = self.scene.try_attach(task, **self.world.attempt(task))
+        go, step = attached.decision.go, attached.step
+        if go in (Go.WAIT, Go.REFUSE):
+            assert attached.decision.message
+            if go is Go.REFUSE:
+                after = self.look()
+                assert (after.saga, after.steps, after.requests) == (
+                    before.saga,
+                    before.steps,
+                    before.requests,
+                )
+            return
+        assert before.saga.state not in ("CANCELLING", "PARTIALLY_CANCELLED")
+        if before.saga.state in ("CANCELLED", "SUSPENDED"):
+            assert self.world.clear_number > before.saga.stop_clear_number, "nobody cleared it since the stop"
+        self.world.cleared.discard(task)
+        if go is Go.REPLAY:
+            return
+        assert step is not None
+        upstream = [other.state for other in before.steps if other.task_id in TASKS[task]]
+        assert not {"UNDOING", "UNDONE", "PARTLY_UNDONE"} & set(upstream)
+        seqs = [row.seq for row in attached.recorded if row.twin_of is None]
+        self.world.processes.append(Process(task, step, max(seqs, default=0) + 1))
+
+    @precondition(_somebody_lives)
+    @rule(pick=picks)
+    def begin(self, pick: int) -> None:
+        process = self._pick(self.world.living(), pick)
+        if process.open_call is not None:
+            return
+        allowed = self._holds(process) and self.view.saga.state == "RUNNING"
+        seq = process.next_seq
+        begun = self.scene.begin(process.step, seq, effect=effect_of(seq))
+        assert not begun or allowed, "an intent was written after a stop, or by a fenced attempt (P2, P7)"
+        if begun:
+            self._called(process, seq, 1)
+            process.next_seq += 1
+
+    def _called(self, process: Process, seq: int, tries: int) -> None:
+        row = self.scene.steps.recorded_action(process.step, seq)
+        assert row is not None
+        process.calls.append(Call(row.action_id, seq, tries))
+
+    @precondition(_somebody_lives)
+    @rule(pick=picks, count=st.integers(1, 3))
+    def act(self, pick: int, count: int) -> None:
+        """Calls that begin, take effect and say so."""
+        process = self._pick(self.world.living(), pick)
+        for _ in range(count):
+            self.begin(pick)
+            call = process.open_call
+            if call is not None and call.landed is None:
+                self.world.land(call)
+                self._say(process, call, "DONE")
+
+    @precondition(_somebody_lives)
+    @rule(pick=picks, which=picks)
+    def call_again(self, pick: int, which: int) -> None:
+        """A call that proved not applied is tried again."""
+        process = self._pick(self.world.living(), pick)
+        mine = [
+            row for row in self.view.actions if row.step_id == process.step.step_id and row.twin_of is None
+        ]
+        row = self._pick([row for row in mine if row.generation == process.step.generation], which)
+        if row is None or process.open_call is not None:
+            return
+        allowed = self._holds(process) and self.view.saga.state == "RUNNING" and row.state == "FAILED"
+        intent = self.scene.intent(process.step, row.seq, max_tries=4, effect=row.effect)
+        tries, _ = self.scene.steps.retry_if_allowed(process.step, intent)
+        assert tries is None or allowed, "a call was made again that may not be (P3)"
+        if tries is not None:
+            self._called(process, row.seq, tries)
+
+    @precondition(_somebody_lives)
+    @rule(pick=picks, which=picks)
+    def a_probe_is_asked(self, pick: int, which: int) -> None:
+        """What an earlier attempt left in doubt is found out before the step goes on."""
+        process = self._pick(self.world.living(), pick)
+        doubts = [
+            row
+            for row in self.view.actions
+            if row.step_id == process.step.step_id and row.state == "IN_DOUBT"
+        ]
+        row = self._pick(doubts, which)
+        if row is None:
+            return
+        state = "DONE" if self.world.stands(row.action_id) else "FAILED"
+        taken = self.scene.steps.verified_if_held(process.step, row.action_id, state, None, "probe")
+        assert not taken or row.action_id not in self._wire(), "A1 was not over"
+
+    @precondition(lambda self: self.world.on_the_wire())
+    @rule(pick=picks, lands=st.booleans())
+    def the_wire_ends(self, pick: int, lands: bool) -> None:
+        call = self._pick(self.world.on_the_wire(), pick)
+        if lands:
+            self.world.land(call)
+        else:
+            call.landed = False
+
+    @precondition(lambda self: any(process.open_call for process in self.world.living()))
+    @rule(pick=picks, knows=st.booleans())
+    def call_ends(self, pick: int, knows: bool) -> None:
+        """It says what became of it, or raises something that says nothing."""
+        process = self._pick([process for process in self.world.living() if process.open_call], pick)
+        call = process.open_call
+        state = "IN_DOUBT"
+        if knows and call.landed is not None:
+            state = "DONE" if call.landed else "FAILED"
+        self._say(process, call, state)
+
+    def _say(self, process: Process, call: Call, state: str) -> None:
+        result = '"r"' if state == "DONE" else None
+        outcome = Outcome(call.seq, state, result, own=call.landed is not None, tries=call.tries)
+        call.reported = True
+        if not self.scene.write(process.step, ended=[outcome]).ended:
+            self.scene.lates.record_late(process.step, outcome, idempotent=False)
+
+    @precondition(_somebody_lives)
+    @rule(pick=picks, how=st.sampled_from(["finish", "finish", "stop", "crash"]))
+    def process_ends(self, pick: int, how: str) -> None:
+        process = self._pick(self.world.living(), pick)
+        if how != "crash" and process.open_call is not None:
+            return
+        if how == "finish":
+            self.scene.steps.finish_if_held(process.step, '"out"', False)
+        elif how == "stop":
+            self.scene.steps.stop_if_held(process.step)
+        process.die()
+
+    @precondition(
+        lambda self: any(call.landed is False and not call.reported for _, call in self.world.calls())
+    )
+    @rule(pick=picks)
+    def a_call_lands_after_all(self, pick: int) -> None:
+        """The world breaks A1: a call that was thought dropped takes effect, and its process says so."""
+        dropped = [
+            (process, call)
+            for process, call in self.world.calls()
+            if call.landed is False and not call.reported and not self._holds(process)
+        ]
+        if not dropped:
+            return
+        process, call = self._pick(dropped, pick)
+        call.reported = True
+        before = {row.action_id for row in self.view.actions}
+        outcome = Outcome(call.seq, "DONE", '"late"', tries=call.tries)
+        self.scene.lates.record_late(process.step, outcome, idempotent=False)
+        twins = [row.action_id for row in self.look().actions if row.action_id not in before]
+        landed = Call(twins[0] if twins else call.action_id, call.seq, call.tries)
+        self.world.land(landed)
+        self.world.undone.discard(landed.action_id)
+
+    @rule(lands=st.booleans())
+    def time_passes(self, lands: bool) -> None:
+        """A1 is over for every call that is on the wire; living processes kept their lease meanwhile."""
+        for call in self.world.on_the_wire():
+            if lands:
+                self.world.land(call)
+            else:
+                call.landed = False
+        self.scene.time_passes(A1_SECONDS)
+        for process in self.world.living():
+            self.scene.steps.heartbeat_if_held(process.step, 15, None, False)
+
+    # -- people, hooks, the reconciler ------------------------------------------------------------------------------
+
+    @rule(
+        what=st.sampled_from(["cancel", "keep", "undo", "marked failed"]),
+        now=st.booleans(),
+        dice=st.integers(0, 2),
+    )
+    def somebody_stops_it(self, what: str, now: bool, dice: int) -> None:
+        if dice:
+            return  # seldom enough for something to happen in between
+        if what in ("cancel", "keep"):
+            self._cancel(what == "keep", now)
+        else:
+            self._undo(what == "marked failed", now)
+
+    def _cancel(self, keep: bool, now: bool) -> None:
+        decision = self.scene.requests.cancel(
+            *self.scene.run, actor="ann", keep=keep, stop_now=now, clear_number=self.world.clear_number
+        )
+        saga = self.look().saga
+        assert decision.message
+        if decision.verdict in (Verdict.CANCELLING, Verdict.QUEUED):
+            assert (saga.state, saga.mode) == ("CANCELLING", "undo")
+        if decision.verdict in (Verdict.CANCELLED, Verdict.NOTHING):
+            assert saga.state == "CANCELLED"
+        if decision.verdict is Verdict.FINISHED:
+            assert saga.state in ("COMPLETED", "FAILED", "SUSPENDED", "PARTIALLY_CANCELLED")
+        if not keep or decision.request is None:
+            assert saga.state not in ("PENDING", "RUNNING")
+
+    def _undo(self, by_hook: bool, now: bool) -> None:
+        before = self.view.saga.state
+        decision = self.scene.requests.undo(
+            *self.scene.run,
+            actor="hook" if by_hook else "ann",
+            cause="marked_failed" if by_hook else "user",
+            stop_now=now,
+            clear_number=self.world.clear_number,
+        )
+        if by_hook and before not in ("PENDING", "RUNNING", "COMPLETED"):
+            assert decision.verdict is Verdict.IGNORED
+        else:
+            assert self.look().saga.state in ("CANCELLING", "CANCELLED")
+
+    @rule(task=tasks, whole_run=st.booleans())
+    def somebody_clears(self, task: str, whole_run: bool) -> None:
+        self.world.clear(set(TASKS) if whole_run else {task})
+
+    @rule(failed=st.booleans())
+    def the_run_ends(self, failed: bool) -> None:
+        before = self.view.saga.state
+        if failed:
+            self.scene.requests.fail_and_hint(
+                *self.scene.run, cause="failure", clear_number=self.world.clear_number
+            )
+            return
+        self.scene.requests.complete_if_over(*self.scene.run)
+        after = self.look()
+        if after.saga.state == "COMPLETED" and before != "COMPLETED":
+            assert self._open_request() is None
+            assert {step.state for step in after.steps} <= {"SUCCEEDED"}
+
+    @rule(task=tasks, what=st.sampled_from(["mark", "hold", "release"]))
+    def something_smaller(self, task: str, what: str) -> None:
+        request = self._open_request()
+        if what == "mark":
+            self.scene.requests.mark_step_if_running(*self.scene.run, task, -1)
+        elif what == "hold":
+            self.scene.sweeps.hold_if_mass_outage(causes=["failure"], threshold=0, window_seconds=60)
+        elif request is not None and request.state == "HELD":
+            self.scene.requests.release(*self.scene.run, actor="ann")
+
+    @rule()
+    def reconciler(self) -> None:
+        saga_id = self.view.saga.saga_id
+        for row in self.scene.reader.lost_leases():
+            self.scene.sweeps.stop_if_lost(saga_id, row["step_id"])
+        self.scene.sweeps.suspend_if_quiet(saga_id)
+        self.scene.undos.ask_again_if_due(saga_id)
+
+    @precondition(lambda self: self.view.saga.mode == "undo")
+    @rule(dice=st.integers(0, 7))
+    def deadline(self, dice: int) -> None:
+        if dice:
+            return
+        for call in self.world.on_the_wire():
+            call.landed = False
+        self.scene.time_passes(4000)
+        self.scene.undos.expire_if_past_deadline(self.view.saga.saga_id)
+        assert self.look().saga.state in ("CANCELLED", "PARTIALLY_CANCELLED")
+        for process in self.world.living():
+            assert not self._holds(process) or self.scene.step(process.task_id).state != "RUNNING"
+
+    @precondition(lambda self: self.view.residual)
+    @rule(pick=picks, accept=st.booleans())
+    def a_person_settles(self, pick: int, accept: bool) -> None:
+        row = self._pick(list(self.view.residual), pick)
+        answer = "DONE" if self.world.stands(row.action_id) else "FAILED"
+        settled = "ACCEPTED" if accept else "COMPENSATED"
+        to = answer if self.view.step_of(row).state == "STOPPED" else settled
+        try:
+            self.scene.requests.resolve(*self.scene.run, row.action_id, to=to, actor="ann", note_text="seen")
+        except VerbRefusedError:
+            assert self._row(row.action_id) == row
+            return
+        assert row.action_id not in self._wire(), "A1 was not over"
+        if to == "COMPENSATED":
+            self.world.compensate(row.action_id)
+
+    # -- the undo ---------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self._open_request() is not None)
+    @rule(owner=st.sampled_from(OWNERS), over=st.booleans())
+    def freeze(self, owner: str, over: bool) -> None:
+        request = self._open_request()
+        assert request is not None
+        before = self.view
+        frozen = self.scene.undos.freeze_if_quiet(request.request_uuid, owner, owner_is_over=over)
+        if frozen.outcome is Freeze.FROZEN and request.state != "FROZEN":
+            after = self.look()
+            if request.whole_run:
+                assert {step.state for step in after.steps} == {"UNDOING"}
+            if request.state == "HINTED":
+                assert before.saga.state == "FAILED", "an automatic undo of a saga that runs again"
+
+    @precondition(lambda self: self._open_request() is not None)
+    @rule(task=tasks, owner=st.sampled_from(OWNERS))
+    def attach_undo(self, task: str, owner: str) -> None:
+        request = self._open_request()
+        assert request is not None
+        owner = request.owner_run_id or owner
+        try:
+            attached = self.scene.undos.attach_undo_if_in_order(
+                request.request_uuid, task, -1, owner, lease_seconds=15, host="h", pid=1
+            )
+        except (UndoFencedError, UndoOutOfOrderError):
+            return
+        if attached is not None:
+            self.world.undos.append(UndoProcess(attached))
+
+    @precondition(lambda self: any(process.trying is None for process in self.world.undos))
+    @rule(pick=picks, which=st.one_of(st.none(), st.none(), picks), unknown=st.booleans())
+    def undo_goes_on(self, pick: int, which: int | None, unknown: bool) -> None:
+        """The next action in order, or any one at all: the log has to hold the order itself."""
+        process = self._pick([process for process in self.world.undos if process.trying is None], pick)
+        step_id = process.attached.step.step_id
+        rows = [row for row in self.view.actions if row.step_id == step_id]
+        rows.sort(key=lambda row: (row.generation, row.seq), reverse=True)
+        if which is None:
+            rows = [row for row in rows if not row.settled][:1]
+        row = self._pick(rows, which or 0)
+        if row is None:
+            return
+        if row.state == "IN_DOUBT" and row.effect == "COMPENSABLE" and not row.probed:
+            self._probe(process, row, unknown)
+        elif row.effect == "NON_COMPENSABLE" and row.state in ("DONE", "IN_DOUBT"):
+            self.scene.undos.settle_action_if_held(process.attached, row, "NON_COMPENSABLE")
+        else:
+            self._begin_compensation(process, row)
+
+    def _probe(self, process: UndoProcess, row: ActionRow, unknown: bool) -> None:
+        if unknown:
+            self.scene.undos.settle_action_if_held(process.attached, row, "IN_DOUBT", probed=True)
+            return
+        state = "DONE" if self.world.stands(row.action_id) else "FAILED"
+        taken = self.scene.steps.verified_if_held(process.attached.step, row.action_id, state, None, "probe")
+        assert not taken or row.action_id not in self._wire(), "A1 was not over"
+
+    def _begin_compensation(self, process: UndoProcess, row: ActionRow) -> None:
+        try:
+            _, tries = self.scene.undos.write_undo(process.attached, None, self.scene.next_try(row))
+        except UndoFencedError:
+            self.world.undos.remove(process)
+            return
+        if tries is None:
+            return
+        assert row.state in ("DONE", "IN_DOUBT", "COMPENSATING", "COMPENSATION_FAILED")
+        assert row.action_id not in self.world.undone, "a confirmed compensation runs again (P8)"
+        assert row.action_id not in self._wire(), "A1 was not over"
+        later_steps = set(process.attached.later_step_ids)
+        later = [
+            other
+            for other in self.view.actions
+            if not other.settled
+            and (
+                other.step_id in later_steps
+                or (
+                    other.step_id == row.step_id and (other.generation, other.seq) > (row.generation, row.seq)
+                )
+            )
+        ]
+        assert later == [], "undone before what came after it (P5)"
+        process.trying = row
+
+    @precondition(lambda self: any(process.trying for process in self.world.undos))
+    @rule(
+        pick=picks,
+        took=st.booleans(),
+        end=st.sampled_from(["confirm", "confirm", "confirm", "fail", "give up", "later", "crash"]),
+    )
+    def compensation_ends(self, pick: int, took: bool, end: str) -> None:
+        process = self._pick([process for process in self.world.undos if process.trying], pick)
+        row = process.trying
+        process.trying = None
+        if took or end == "confirm":
+            self.world.compensate(row.action_id)
+        if end == "crash":
+            self.world.undos.remove(process)
+            return
+        state = {"confirm": "COMPENSATED", "give up": "COMPENSATION_FAILED"}.get(end, "COMPENSATING")
+        ended = EndedTry(
+            row.action_id,
+            state,
+            failed=end in ("fail", "give up"),
+            reconcile_seconds=5.0 if end == "later" else None,
+        )
+        try:
+            taken, _ = self.scene.undos.write_undo(process.attached, ended, None)
+        except UndoFencedError:
+            self.world.undos.remove(process)
+            return
+        if taken and end == "confirm":
+            self.world.undone.add(row.action_id)
+
+    @precondition(lambda self: self._open_request() is not None)
+    @rule(owner=st.sampled_from(OWNERS))
+    def settle(self, owner: str) -> None:
+        request = self._open_request()
+        assert request is not None
+        try:
+            settled = self.scene.undos.settle_if_all_settled(
+                request.request_uuid, request.owner_run_id or owner
+            )
+        except UndoFencedError:
+            return
+        if settled is not None and request.whole_run:
+            assert self.look().saga.state in ("CANCELLED", "PARTIALLY_CANCELLED")
+
+    # -- what must hold after every move ----------------------------------------------------------------------------
+
+    @invariant()
+    def the_log_tells_the_truth(self) -> None:
+        view = self.look()
+        self.world.undone -= {row.action_id for row in view.actions if row.state == "IN_DOUBT"}
+        wire = self._wire()
+        for row in view.actions:
+            told = row.state in RESIDUAL_ACTION_STATES or row.state == "ACCEPTED"
+            if self.world.stands(row.action_id):
+                assert told, f"an effect stands that the log calls {row.state} (P4)"
+                assert self.world.standing[row.action_id] == 1, "two effects in one row"
+            if row.action_id in wire:
+                assert told, f"a call may still land that the log calls {row.state} (A1)"
+        begun = {call.action_id for _, call in self.world.calls()}
+        assert begun <= {row.action_id for row in view.actions}, "an action was forgotten (P4)"
+        if view.saga.state == "CANCELLED":
+            assert view.residual == (), "CANCELLED although something stands, or may (P6)"
+        if view.saga.state == "PARTIALLY_CANCELLED":
+            assert view.residual, "PARTIALLY_CANCELLED names nothing (P6)"
+        for step in view.steps:
+            assert step.fence >= self.world.fences.get(step.step_id, 0), "a fence fell (P7)"
+            self.world.fences[step.step_id] = step.fence
+        self._requests_are_in_order(view)
+
+    def _requests_are_in_order(self, view: SagaView) -> None:
+        states = [row.state for row in view.requests]
+        assert sum(state in ("HINTED", "HELD", "REQUESTED", "FROZEN") for state in states) <= 1, "P10"
+        assert states.count("QUEUED") <= states.count("FROZEN"), "it waits behind nothing"
+        if any(step.state == "UNDOING" for step in view.steps):
+            assert "FROZEN" in states, "nobody undoes what was seized"
+        whole = [row.state for row in view.requests if row.whole_run]
+        if view.saga.mode == "undo":
+            assert {"REQUESTED", "FROZEN", "QUEUED"} & set(whole), "nobody will end this stop"
+        else:
+            assert not {"REQUESTED", "FROZEN", "QUEUED"} & set(whole), (
+                "an undo of a saga that is not being stopped"
+            )
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        try:
+            self._a_working_undo_closes_the_saga()
+        finally:
+            self.scene.close()
+
+    def _a_working_undo_closes_the_saga(self) -> None:
+        for call in self.world.on_the_wire():
+            call.landed = False
+        for _ in range(4):
+            self.scene.time_passes(100)
+            self.scene.requests.undo(*self.scene.run, actor="ann", stop_now=True)
+            self.look()
+            request = self._open_request()
+            if request is None:
+                break
+            self._carry_out(request)
+        for row in self.look().residual:
+            assert row.state == "NON_COMPENSABLE", f"{row.state} stands after a working undo"
+            self.scene.requests.resolve(
+                *self.scene.run, row.action_id, to="ACCEPTED", actor="ann", note_text="so be it"
+            )
+        assert self.look().saga.state == "CANCELLED"
+        self.the_log_tells_the_truth()
+
+    def _carry_out(self, request: RequestRow) -> None:
+        frozen = self.scene.undos.freeze_if_quiet(request.request_uuid, "undo__end", owner_is_over=True)
+        assert frozen.outcome is Freeze.FROZEN, frozen
+        for task in BACKWARDS:
+            attached = self.scene.undos.attach_undo_if_in_order(
+                request.request_uuid, task, -1, "undo__end", lease_seconds=15, host="h", pid=1
+            )
+            for opened in attached.open_actions if attached is not None else ():
+                assert attached is not None
+                row = self._row(opened.action_id)
+                if row.effect == "NON_COMPENSABLE":
+                    assert self.scene.undos.settle_action_if_held(attached, row, "NON_COMPENSABLE")
+                elif row.state == "IN_DOUBT":
+                    self._probe(UndoProcess(attached), row, unknown=False)
+                row = self._row(opened.action_id)
+                if not row.settled:
+                    self.world.compensate(row.action_id)
+                    self.scene.compensate(attached, row)
+        assert self.scene.undos.settle_if_all_settled(request.request_uuid, "undo__end") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200 if EXAMPLES else 600)
+def test_whatever_happens_the_log_tells_the_truth(store_url: str) -> None:
+    class PlayHere(Play):
+        url = store_url
+
+    run_state_machine_as_test(
+        PlayHere,
+        settings=settings(
+            max_examples=EXAMPLES or 40,
+            stateful_step_count=50,
+            derandomize=not EXAMPLES,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )
