@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,7 @@ LIMITS: dict[str, Any] = {
     "lease_seconds": 2.0,
     "heartbeat_seconds": 0.2,
     "stop_grace_seconds": 1.0,
-    "abandon_grace_seconds": 1.0,
+    "abandon_grace_seconds": 5.0,
     "wait_in_process_seconds": 2.0,
     "store_outage_seconds": 10.0,
     "outcome_flush_seconds": 0.05,  # so that outcomes ride with the next intent, and points have a number
@@ -104,4 +103,3 @@ def own_playground(nursery: Nursery, database_url: str, world: View) -> Iterator
     made.close()
 
 
-counter = itertools.count()

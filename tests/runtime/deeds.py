@@ -172,3 +172,35 @@ def spin(seconds: float, kind: str = "spins") -> str:
 def slow_to_retry(kind: str, what: str = "", *, key: str) -> dict[str, Any]:
     """Waits a minute between its tries."""
     return _book(kind, what, key)
+
+
+# -- for processes that are killed: short enough to wait for, long enough for a busy machine ------------------------
+
+MOMENT = timedelta(seconds=1)
+
+
+@action(compensate=unbook, verify=look_up, timeout=MOMENT, retry=SOON, undo_retry=SOON)
+def reserve(kind: str, *, key: str) -> dict[str, Any]:
+    return _book(kind, "", key)
+
+
+@action(compensate=unbook, timeout=MOMENT, retry=SOON, undo_retry=SOON)
+def reserve_blind(kind: str, *, key: str) -> dict[str, Any]:
+    return _book(kind, "", key)
+
+
+@action(compensate=unbook, idempotent=True, timeout=MOMENT, retry=SOON, undo_retry=SOON)
+def reserve_again(kind: str, *, key: str) -> dict[str, Any]:
+    return _book(kind, "", key)
+
+
+@action(
+    compensate=unbook,
+    verify=look_up,
+    timeout=MOMENT,
+    settle_after=timedelta(seconds=0.5),
+    retry=SOON,
+    undo_retry=SOON,
+)
+def reserve_in_slow_world(kind: str, *, key: str) -> dict[str, Any]:
+    return _book(kind, "", key)
