@@ -7,18 +7,22 @@ the demo's, whose reconciler works here too. A test that fails reports what Airf
 
 from __future__ import annotations
 
+import json
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.scene import Scene, Stage
+from tests.e2e.scene import AIRLINE_PASSWORD, Scene, Stage
 from tests.e2e.together import MARK, Together, body_of, is_together
 from tests.support.airflow import RunningAirflow
 from tests.support.airflow_api import PATIENCE
 from tests.support.airflow_factory import AirflowFactory, FreshAirflows
+from tests.support.airflow_setup import connection_json
+from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
 from tests.support.wheel import wheel_environment
 from tests.support.world import World, running_world
@@ -49,13 +53,20 @@ def world() -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
-def airflow_env(world: World) -> dict[str, str]:
+def airflow_env(world: World, postgres_server: PostgresServer) -> dict[str, str]:
     """More environment for an Airflow whose DAGs travel."""
+    unmigrated = postgres_server.create_database(f"unmigrated_{uuid.uuid4().hex[:8]}")
+    airline = {"conn_type": "http", "host": "127.0.0.1", "password": AIRLINE_PASSWORD}
     return {
         **world.env(),
+        "AIRFLOW_CONN_AIRLINE": json.dumps(airline),
+        "AIRFLOW_CONN_SAGA_UNMIGRATED": connection_json(unmigrated),
+        "AIRFLOW_CONN_SAGA_AWAY": f"postgres://saga@127.0.0.1:{free_port()}/saga",
         "SAGA_RECONCILE_EVERY_SECONDS": str(RECONCILE_EVERY_SECONDS),
         # What a lost process costs: the lease has to run out.
         "AIRFLOW__SAGA__LEASE_SECONDS": "8",
+        # What a hung body costs when its saga is stopped.
+        "AIRFLOW__SAGA__STOP_GRACE_SECONDS": "5",
         # Many wait for their clock at the same time.
         "AIRFLOW__CORE__PARALLELISM": "16",
     }

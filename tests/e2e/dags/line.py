@@ -1,4 +1,4 @@
-"""Two or three steps in a line, under each of the policies and limits that a DAG or a task can have."""
+"""Steps in a line, under each of the policies and limits that a DAG or a task can have."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import task
+from airflow.sdk.bases.notifier import BaseNotifier
+from support import travel
+from trips.actions import BUSY
 from trips.script import act
 
 from airflow_saga import SagaDAG
 
 
-def line(dag_id: str, task_ids: str = "ab", /, *, last: dict[str, Any] | None = None, **dag: Any) -> None:
+class Notice(BaseNotifier):
+    """Tells the world that somebody is wanted."""
+
+    def notify(self, context: Any) -> None:
+        travel.book("notices", {"trip": f"notice of {context['dag_run'].conf['run_id']}"})
+
+
+def line(dag_id: str, task_ids: str = "ab", *, last: dict[str, Any] | None = None, **dag: Any) -> None:
     """:param last: arguments for the last step's task."""
     with SagaDAG(dag_id, schedule=None, **dag):
         before = None
@@ -28,12 +38,13 @@ def line(dag_id: str, task_ids: str = "ab", /, *, last: dict[str, Any] | None = 
             before = now
 
 
-QUICK = {"retry_delay": timedelta(seconds=1)}
-
 line("line")
-line("line3", "abc")
+line("told", notifiers=[Notice()])
 line("keep", on_failure="keep")
 line("halt", on_compensation_failure="halt")
-line("retried", last={"retries": 2, **QUICK})
+line("retried", last={"retries": 2, "retry_delay": timedelta(seconds=1)})
 line("limited", last={"execution_timeout": timedelta(seconds=5)})
-line("dated", dagrun_timeout=timedelta(seconds=12))
+line("dated", dagrun_timeout=timedelta(seconds=12 * BUSY))
+line("stubborn", "abc", last={"trigger_rule": "all_done"})
+line("queued", "a", last={"pool": "queued"})
+line("waiting", "a", last={"pool": "waiting"})

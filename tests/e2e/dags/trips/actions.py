@@ -1,12 +1,14 @@
 """Actions against the travel service, named after the kinds of the effects they make there.
 
-`flights`, `hotels`, `cars`, `notes` can be asked about (`verify`); `tours` cannot, and time out soon; `rooms` time out
-soon, take effect late and can be asked about; `payments` may be called again with the same key; `messages` cannot be
-undone; `weather` has nothing to undo.
+`flights`, `hotels`, `cars`, `notes` can be asked about (`verify`); so can `yachts`, which may take a minute, `rooms`,
+which take effect late, and `cruises`, which stay in C once they are booked, where no exception reaches them. `tours`
+cannot. `payments` may be called again with the same key; `messages` cannot be undone; `weather` changes nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +25,8 @@ from airflow_saga import (
     action,
 )
 
+# A call must not time out where a busy machine is slow with the rest.
+BUSY = float(os.environ.get("SAGA_TEST_PATIENCE", "1"))
 LONG = timedelta(seconds=20)
 SHORT = timedelta(seconds=3)
 TRIES = Retry(first=timedelta(milliseconds=200), tries=3)
@@ -67,6 +71,11 @@ def notes(trip: dict, *, key: str) -> dict:
     return book("notes", trip, key)
 
 
+@action(**{**ASKED, "timeout": timedelta(seconds=45 * BUSY)})
+def yachts(trip: dict, *, key: str) -> dict:
+    return book("yachts", trip, key)
+
+
 @action(compensate=cancel, timeout=SHORT)
 def tours(trip: dict, *, key: str) -> dict:
     return book("tours", trip, key)
@@ -75,6 +84,15 @@ def tours(trip: dict, *, key: str) -> dict:
 @action(compensate=cancel, verify=find, timeout=SHORT, settle_after=timedelta(seconds=6))
 def rooms(trip: dict, *, key: str) -> dict:
     return book("rooms", trip, key)
+
+
+@action(compensate=cancel, verify=find, timeout=SHORT)
+def cruises(trip: dict, *, key: str) -> dict:
+    booked = book("cruises", trip, key)
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):  # the second never returns, and unlike a sleep it goes on after a signal
+        libc.pthread_mutex_lock(mutex)
+    return booked
 
 
 @action(compensate=cancel, idempotent=True, timeout=LONG, retry=TRIES)
@@ -93,5 +111,6 @@ def weather(trip: dict) -> str:
 
 
 ACTIONS: dict[str, Action[..., Any]] = {
-    each.name: each for each in (flights, hotels, cars, notes, tours, rooms, payments, messages, weather)
+    each.name: each
+    for each in (flights, hotels, cars, notes, yachts, tours, rooms, cruises, payments, messages, weather)
 }

@@ -1,7 +1,13 @@
 """A step does what the run's configuration tells it: `{"trip": {"id": …}, "do": {"a": ["flights", "raise"]}}`.
 
-A word is the name of an action, or one of: `raise` (fail), `raise<n` (fail in the tries before the n-th), `skip`,
-`swallow` (from here on go on after any exception), `hang` (never return, whatever is raised).
+A word is the name of an action, or one of these:
+
+`raise`, `raise<n`  fail; fail in the tries before the n-th
+`skip`              end as skipped
+`swallow`           from here on, go on after any `Exception`
+`cling`             from here on, go on after anything, even what only ends processes
+`nap`               sleep for two seconds
+`hang`              do not return, whatever is raised
 """
 
 from __future__ import annotations
@@ -14,36 +20,36 @@ from airflow.sdk.exceptions import AirflowSkipException
 from trips.actions import ACTIONS
 
 
-def act(task_id: str, context: Any, saga: Any = None) -> list[Any]:
+def act(task_id: str, context: Any) -> list[Any]:
     """Do what this step was told; gives back what its calls gave."""
     conf = context["dag_run"].conf
-    words = list(conf["do"].get(task_id, ()))
-    swallows, results = "swallow" in words, []
-    for word in words:
+    swallowed: type[BaseException] | tuple[()] = ()
+    results = []
+    for word in conf["do"].get(task_id, ()):
         try:
-            results += _do(word, conf["trip"], context["ti"].try_number)
-        except Exception as problem:
-            if not swallows:
-                raise
-            print(f"swallowed {problem!r}")
+            match word.split("<"):
+                case ["swallow"]:
+                    swallowed = Exception
+                case ["cling"]:
+                    swallowed = BaseException
+                case ["raise", *before]:
+                    _fail(context["ti"].try_number, *before)
+                case ["skip"]:
+                    raise AirflowSkipException("told to skip")
+                case ["nap"]:
+                    time.sleep(2)
+                case ["hang"]:
+                    _hang()
+                case _:
+                    results.append(ACTIONS[word](conf["trip"]))
+        except swallowed as problem:
+            print(f"{word}: goes on after {problem!r}")
     return results
 
 
-def _do(word: str, trip: dict, try_number: int) -> list[Any]:
-    match word.split("<"):
-        case ["swallow"]:
-            return []
-        case ["raise"]:
-            raise RuntimeError("told to fail")
-        case ["raise", number]:
-            if try_number < int(number):
-                raise RuntimeError(f"told to fail before try {number}")
-            return []
-        case ["skip"]:
-            raise AirflowSkipException("told to skip")
-        case ["hang"]:
-            _hang()
-    return [ACTIONS[word](trip)]
+def _fail(try_number: int, before: str | None = None) -> None:
+    if before is None or try_number < int(before):
+        raise RuntimeError(f"told to fail in try {try_number}")
 
 
 def _hang() -> None:
@@ -51,4 +57,4 @@ def _hang() -> None:
         try:
             time.sleep(1)
         except BaseException as problem:  # noqa: BLE001 - a body as bad as they come
-            print(f"goes on after {problem!r}")
+            print(f"hangs on after {problem!r}")

@@ -1,0 +1,177 @@
+"""Components killed and restarted, a store that goes away, a listener that nobody hears: in Airflows of their own."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.scene import SOON, Scene, Stage
+from tests.support.airflow_factory import AirflowFactory
+from tests.support.postgres import PostgresServer, available_servers
+from tests.support.world import World
+
+pytestmark = pytest.mark.slow
+WITHOUT_PLUGIN = Path(__file__).parent / "without_plugin"
+NEVER = {"SAGA_RECONCILE_EVERY_SECONDS": "86400"}
+
+
+@pytest.fixture(scope="module")
+def by_hooks(airflow_factory: AirflowFactory, airflow_env: dict[str, str], world: World) -> Iterator[Stage]:
+    """Only the hooks tell of runs here, and the connection of the store is in Airflow's metadata."""
+    with airflow_factory.create(env={**airflow_env, **NEVER}, store_in_metadata=True) as airflow:
+        yield Stage(airflow, world)
+
+
+@pytest.fixture(scope="module")
+def store_server() -> Iterator[PostgresServer]:
+    _, binaries = next(available_servers())
+    with PostgresServer(binaries) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def by_polling(
+    airflow_factory: AirflowFactory, airflow_env: dict[str, str], world: World, store_server: PostgresServer
+) -> Iterator[Stage]:
+    """No hook is called here, only the reconciler looks; and the store is on a server of its own."""
+    env = {**airflow_env, "PYTHONPATH": str(WITHOUT_PLUGIN)}
+    with airflow_factory.create(env=env, store_server=store_server) as airflow:
+        yield Stage(airflow, world)
+
+
+@pytest.fixture
+def hooked(request: pytest.FixtureRequest, by_hooks: Stage) -> Scene:
+    return Scene(by_hooks, request.node.nodeid)
+
+
+@pytest.fixture
+def polled(request: pytest.FixtureRequest, by_polling: Stage) -> Scene:
+    return Scene(by_polling, request.node.nodeid)
+
+
+def test_c30_two_runs_that_fail_in_one_pass_of_the_scheduler_are_both_undone(hooked: Scene) -> None:
+    airflow = hooked.airflow
+    trips = [hooked.trip("line") for _ in range(2)]
+    for trip in trips:
+        trip.tell("hold", "hotels")
+        trip.start(a=["flights"], b=["hotels", "raise"])
+    for trip in trips:
+        trip.await_calls("hotels")
+
+    airflow.kill("scheduler", signal.SIGSTOP)
+    for trip in trips:
+        trip.release("hotels")
+    for trip in trips:
+        trip.wait_task("b", "failed")
+        assert trip.run_state == "running"
+    airflow.kill("scheduler", signal.SIGCONT)
+
+    for trip in trips:
+        view = trip.must_be_undone(calls=2)
+        assert view.saga.cause == "failure"
+    assert airflow.components["scheduler"].running
+    assert airflow.grep_logs(r"UNEXPECTED COMMIT|DetachedInstanceError|Exception when executing") == []
+
+
+def test_c86_scheduler_killed_starts_a_second_attempt_that_takes_over(hooked: Scene) -> None:
+    airflow = hooked.airflow
+    trip = hooked.trip("line")
+    trip.tell("hold", "hotels")
+    trip.start(a=["flights"], b=["hotels", "cars"])
+    trip.await_calls("hotels")
+    first = trip.process("b")
+
+    airflow.kill("scheduler", signal.SIGKILL)
+    airflow.restart("scheduler")
+
+    trip.wait(lambda: trip.step("b").fence > 1, SOON, "a second attempt has taken over")
+    trip.must_be_completed(calls=3)
+    first.wait_gone(SOON)
+    assert (trip.step("b").fence, trip.action("hotels").tries) == (2, 1)
+    assert "found done" in str(trip.action("hotels").note) + str(trip.view.events)
+
+
+def test_c28_run_marked_failed_is_undone_by_polling_and_still_once_when_hooks_are_back(polled: Scene) -> None:
+    airflow = polled.airflow
+    trip = polled.trip("line")
+    trip.tell("hold", "hotels")
+    trip.start(a=["flights"], b=["hotels", "cars"])
+    trip.await_calls("hotels")
+    other = polled.trip("line")
+    other.tell("hold", "hotels")
+    other.start(a=["flights"], b=["hotels", "cars"])
+    other.await_calls("hotels")
+    attempt = other.process("b")
+
+    trip.mark_failed()
+    attempt.kill(signal.SIGKILL)
+    other.mark_failed()
+
+    trip.must_be_undone(calls=2)
+    other.must_be_undone(calls=2)
+    seen = {row["kind"] for row in trip.read(lambda reader: reader.components())}
+    assert not seen & {"api-server", "scheduler"}
+
+    del airflow.env["PYTHONPATH"]
+    airflow.restart("api-server")
+    airflow.restart("scheduler")
+    trip.mark_failed()
+    trip.wait(
+        lambda: "api-server" in {row["kind"] for row in trip.read(lambda reader: reader.components())},
+        SOON,
+        "the API server has called a hook",
+    )
+    trip.must_be_undone(calls=2)
+
+
+def test_store_restarted_in_the_middle_of_a_call_is_waited_for(
+    polled: Scene, store_server: PostgresServer
+) -> None:
+    trip = polled.trip("line")
+    trip.tell("hold", "hotels")
+    trip.start(a=["flights"], b=["hotels", "cars"])
+    trip.await_calls("hotels")
+
+    store_server.stop("immediate")
+    trip.release("hotels")
+    polled.airflow.wait_log(trip.dag_id, trip.run_id, "b", "lost the saga store")
+    store_server.start()
+
+    trip.must_be_completed(calls=3)
+    assert not trip.action("hotels").in_doubt
+
+
+def test_store_restarted_in_the_middle_of_an_undo_is_waited_for(
+    polled: Scene, store_server: PostgresServer
+) -> None:
+    trip = polled.trip("line")
+    trip.tell("hold", "hotels", verb="undo", times=1)
+    trip.start(a=["flights"], b=["hotels", "raise"])
+    trip.await_calls("hotels", verb="undo")
+
+    store_server.restart("immediate")
+
+    trip.release("hotels")
+    trip.must_be_undone(calls=2)
+    assert len({undo["key"] for undo in trip.undo_calls("hotels")}) == 1
+
+
+def test_run_marked_failed_while_the_store_is_away_is_undone_when_it_is_back(
+    polled: Scene, store_server: PostgresServer
+) -> None:
+    trip = polled.trip("line")
+    trip.tell("hold", "hotels")
+    trip.start(a=["flights"], b=["hotels", "cars"])
+    trip.await_calls("hotels")
+    attempt = trip.process("b")
+
+    store_server.stop("immediate")
+    trip.mark_failed()
+    attempt.wait_gone(SOON)
+    store_server.start()
+
+    trip.must_be_undone(calls=2)
+    assert trip.undo_order == ["hotels", "flights"]
