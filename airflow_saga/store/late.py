@@ -62,7 +62,10 @@ class LateVerbs:
     ) -> str:
         newer = action.tries > outcome.tries
         if action.state == ActionState.PENDING and not newer:
-            self._change(action, outcome.state, outcome, in_doubt=outcome.state == ActionState.IN_DOUBT)
+            # A no speaks for its own try only: while an earlier one is in doubt, the action stays in doubt.
+            denied = outcome.state == ActionState.FAILED and action.in_doubt
+            state = ActionState.IN_DOUBT if denied else outcome.state
+            self._change(action, state, outcome, in_doubt=state == ActionState.IN_DOUBT)
             return "completed after its step was taken over"
         if outcome.state == ActionState.FAILED:
             return self._late_no(saga, step, action, outcome, newer)
@@ -83,7 +86,9 @@ class LateVerbs:
         return "it took effect after all" + self._reopen(saga, step)
 
     def _late_no(self, saga: SagaRow, step: StepRow, action: ActionRow, outcome: Outcome, newer: bool) -> str:
-        if action.state != ActionState.IN_DOUBT or newer or action.tries > 1:  # it speaks for its own try only
+        if (
+            action.state != ActionState.IN_DOUBT or newer or action.tries > 1
+        ):  # it speaks for its own try only
             return f"it stays {action.state}"
         self._change(action, ActionState.FAILED, outcome, in_doubt=False)
         closed = close_if_nothing_stands(

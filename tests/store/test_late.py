@@ -156,6 +156,21 @@ def test_an_older_no_does_not_deny_a_newer_try(scene: Scene) -> None:
     assert scene.action().state == "IN_DOUBT"
 
 
+def test_a_no_of_a_later_try_speaks_for_that_try_only(scene: Scene) -> None:
+    """The first try of an idempotent call was lost and may have landed; the second one proved not applied, too late."""
+    step = orphan(scene)
+    second = scene.attach(try_number=2)
+    scene.time_passes(12)
+    scene.steps.heartbeat_if_held(second, 15, None, False)
+    intent = scene.intent(second, 1, max_tries=3, idempotent=True)
+    assert scene.steps.retry_if_allowed(second, intent)[0] == 2
+    assert step.fence < second.fence
+    scene.requests.mark_step_if_running(*scene.run, "flight", -1)
+    scene.lates.record_late(second, Outcome(1, "FAILED", tries=2), idempotent=True)
+    row = scene.action()
+    assert (row.state, row.in_doubt) == ("IN_DOUBT", True)
+
+
 def test_an_older_yes_outweighs_a_newer_try_that_was_denied(scene: Scene) -> None:
     first, second = tried_again(scene)
     assert scene.end(second, 1, "FAILED", tries=2)
