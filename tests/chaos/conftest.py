@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from tests.chaos.nursery import Child, Nursery
+from tests.runtime import deeds
 from tests.runtime.lab import Lab
 from tests.support.postgres import PostgresServer
 from tests.support.world import View, World, fresh_namespace, running_world
+
+assert deeds.book, "the undo finds what the children called only where it is declared too"
 
 LIMITS: dict[str, Any] = {
     "lease_seconds": 2.0,
@@ -101,5 +104,3 @@ def own_playground(nursery: Nursery, database_url: str, world: View) -> Iterator
     made = Playground(nursery, database_url, world)
     yield made
     made.close()
-
-

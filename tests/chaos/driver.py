@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_saga.core.records import Attempt
+from airflow_saga.runtime import drive
 from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.reconcile import Reconciler
 from airflow_saga.runtime.secrecy import KnownSecrets
@@ -84,6 +85,7 @@ def _install(reaper: Reaper) -> None:
         return reaper.wrap(CALLS[method], original)(method, *args, **kwargs)
 
     travel._call = call
+    drive._in_time = reaper.wrap("in_time", drive._in_time)
 
 
 # -- what to do -----------------------------------------------------------------------------------------------------
@@ -174,6 +176,9 @@ def carry_out(scenario: Scenario) -> None:
         force=True,
     )
     _install(Reaper(scenario.get("die")))
+    if skew := scenario.get("skew_seconds"):
+        clock = time.time
+        time.time = lambda: clock() + skew
     limits = Limits(**scenario.get("limits", {}))
     report: dict[str, Any] = {"ended": "well"}
     try:

@@ -1,0 +1,283 @@
+"""The reconciler finds what every hook missed, moves it on, and leaves alone what is well."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_saga.core.actions import action
+from airflow_saga.core.errors import SagaCancelledError
+from airflow_saga.runtime.reconcile import Reconciler
+from airflow_saga.store import migrate
+from airflow_saga.store.connect import Address
+from airflow_saga.store.requests import RequestVerbs
+from tests.conftest import available_servers
+from tests.runtime import deeds
+from tests.runtime.lab import LIMITS, Lab, RunPlace, wait_until
+from tests.support.postgres import PostgresServer
+from tests.support.world import View
+
+
+class DiedError(Exception):
+    pass
+
+
+@action(compensate=deeds.unbook, timeout=deeds.TIMEOUT)
+def nothing(number: int, kind: str = "nothing") -> int:
+    return number
+
+
+def lose(lab: Lab, run: str, task: str = "t") -> None:
+    """As if the process of a step had vanished: its lease has run out and nobody renews it."""
+    lab.connection.execute(
+        "UPDATE airflow_saga.step SET state = 'RUNNING', lease_until = clock_timestamp() - interval '1 second' "
+        "WHERE task_id = %s AND saga_id = (SELECT saga_id FROM airflow_saga.saga WHERE dag_id = %s AND run_id = %s)",
+        (task, lab.dag_id, run),
+    )
+
+
+def begin_and_vanish(lab: Lab, run: str) -> None:
+    """A step that attached and whose process is gone."""
+    from airflow_saga.store.steps import StepVerbs
+
+    StepVerbs(lab.connection).attach_if_allowed(lab.attempt(run))
+    lose(lab, run)
+
+
+def test_a_run_that_succeeded_completes_its_saga(own_lab: Lab) -> None:
+    own_lab.step(lambda saga: deeds.book("flights"))
+    assert own_lab.reconcile(RunPlace(run="success")).completed == 1
+    assert own_lab.saga_state() == "COMPLETED"
+    assert own_lab.reconcile(RunPlace(run="success")).completed == 0
+
+
+def test_a_run_that_failed_is_undone_by_its_policy(own_lab: Lab) -> None:
+    lab = own_lab
+
+    def body(saga: Any) -> None:
+        deeds.book("flights")
+        raise DiedError
+
+    lab.fails(body, DiedError)
+    place = RunPlace(run="failed")
+    assert lab.reconcile(place).failed == 1
+    (request,) = lab.view().requests
+    assert (request.state, request.cause) == ("HINTED", "failure")
+    assert place.triggered == [request.request_uuid]
+    assert lab.carry_out(request.request_uuid).saga.state == "CANCELLED"
+    assert lab.world.net().total == 0
+
+
+def test_a_run_that_failed_keeps_its_effects_where_the_policy_says_so(own_lab: Lab) -> None:
+    lab = own_lab
+
+    def body(saga: Any) -> None:
+        deeds.book("flights")
+        raise DiedError
+
+    lab.fails(body, DiedError, on_failure="keep")
+    lab.reconcile(RunPlace(run="failed"))
+    assert lab.saga_state() == "FAILED"
+    assert lab.view().requests == ()
+    assert lab.undo().saga.state == "CANCELLED"
+
+
+def test_a_lost_step_is_stopped_only_when_airflow_says_that_it_is_gone(own_lab: Lab) -> None:
+    lab = own_lab
+    begin_and_vanish(lab, "r")
+    assert lab.reconcile(RunPlace(task="running")).stopped == 0
+    assert lab.reconcile(RunPlace(task="failed")).stopped == 1
+    assert lab.step_state() == "STOPPED"
+
+
+def test_a_step_that_is_alive_is_left_alone(own_lab: Lab) -> None:
+    lab = own_lab
+    lab.world.tell("hold", "flights")
+    running = lab.start(lambda saga: deeds.book("flights"))
+    lab.world.await_received("flights")
+    assert lab.reconcile(RunPlace(task="failed")).stopped == 0
+    lab.world.release("flights")
+    running.result()
+
+
+def test_an_undo_that_nobody_started_is_started_and_again_when_it_went_silent(own_lab: Lab) -> None:
+    lab = own_lab
+    lab.step(lambda saga: deeds.book("flights"))
+    request = lab.ask_undo().request
+    assert request is not None
+    place = RunPlace()
+    assert lab.reconcile(place).triggered == 1
+    assert lab.reconcile(place).triggered == 0, "it has just been started"
+    lab.connection.execute(
+        "UPDATE airflow_saga.undo_request SET triggered_at = clock_timestamp() - interval '1 hour'"
+    )
+    assert lab.reconcile(place).triggered == 1
+    assert place.triggered == [request.request_uuid] * 2
+
+
+def test_a_mass_outage_is_held_until_a_person_releases_it(own_lab: Lab) -> None:
+    lab = own_lab
+    runs = [f"r{number}" for number in range(5)]
+    for run in runs:
+        begin_and_vanish(lab, run)
+    limits = dataclasses.replace(LIMITS, mass_undo_threshold=3)
+    report = lab.reconcile(RunPlace(run="failed"), limits)
+    assert (report.stopped, report.failed, report.held, report.triggered) == (5, 5, 5, 0)
+    lab.requests.release(lab.dag_id, runs[0], actor="ann")
+    assert lab.reconcile(RunPlace(run="failed"), limits).triggered == 1
+
+
+def test_an_error_with_one_saga_does_not_stop_the_pass(own_lab: Lab) -> None:
+    lab = own_lab
+    for run in ("bad", "good"):
+        lab.step(lambda saga: nothing(1), run)
+
+    class Moody(RunPlace):
+        def run_state(self, dag_id: str, run_id: str) -> str | None:
+            if run_id == "bad":
+                raise RuntimeError("Airflow does not know")
+            return "success"
+
+    report = lab.reconcile(Moody())
+    assert (report.completed, report.errors) == (1, 1)
+    assert lab.saga_state("good") == "COMPLETED"
+
+
+def test_a_cancel_that_keeps_is_suspended_when_its_last_step_is_gone(own_lab: Lab) -> None:
+    lab = own_lab
+    begin_and_vanish(lab, "r")
+    lab.connection.execute("UPDATE airflow_saga.step SET lease_until = clock_timestamp() + interval '1 hour'")
+    lab.cancel(keep=True)
+    assert lab.reconcile(RunPlace(task="running")).suspended == 0
+    lose(lab, "r")
+    lab.reconcile(RunPlace(task="failed"))
+    assert lab.saga_state() == "SUSPENDED"
+
+
+def test_c97_a_saga_leaves_cancelling_at_its_deadline_and_says_what_may_still_happen(own_lab: Lab) -> None:
+    """The step's process is paused for good (its worker's machine is), nobody undoes it: it does not hang for ever."""
+    lab = own_lab
+    lab.world.tell("hold", "flights", lands="release", times=1)
+    patient = dataclasses.replace(LIMITS, abandon_grace_seconds=60)
+    running = lab.start(lambda saga: deeds.book_quickly_blind("flights"), limits=patient)
+    lab.world.await_received("flights")
+    lab.cancel()
+    lab.connection.execute(
+        "UPDATE airflow_saga.saga SET deadline_at = clock_timestamp() + interval '1 second'"
+    )
+
+    def expired() -> bool:
+        lab.reconcile(RunPlace(task="running"), LIMITS)
+        return lab.saga_state() == "PARTIALLY_CANCELLED"
+
+    wait_until(expired, "it leaves CANCELLING", 40)
+    (row,) = lab.view().residual
+    assert row.state == "IN_DOUBT"
+    assert lab.view().requests[0].state == "EXPIRED"
+    lab.world.release("flights")
+    with pytest.raises(SagaCancelledError):
+        running.result()
+
+
+# -- the store goes away in the middle of a pass --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def killed_server() -> Iterator[PostgresServer]:
+    """A server of these tests alone, to be restarted under a running pass."""
+    _, bin_dir = next(iter(available_servers()))
+    with PostgresServer(bin_dir) as server:
+        migrate.upgrade(server.url)
+        yield server
+
+
+def test_c76_a_pass_cut_off_anywhere_loses_no_saga(killed_server: PostgresServer, world: View) -> None:
+    lab = Lab(killed_server.url, world)
+    runs = [f"r{number}" for number in range(60)]
+    for run in runs:
+        begin_and_vanish(lab, run)
+    lab.close()
+    place = RunPlace(run="failed")
+    limits = dataclasses.replace(LIMITS, mass_undo_threshold=1000)
+    cut = 0
+    for pause in (0.02, 0.06, 0.12):
+        connection = Address(killed_server.url).open_within(20)
+        import threading
+
+        killer = threading.Timer(pause, lambda: killed_server.stop("immediate"))
+        killer.start()
+        try:
+            Reconciler(connection, place, limits).run_once()
+        except psycopg.OperationalError:
+            cut += 1
+        killer.join()
+        connection.close()
+        killed_server.start()
+    connection = Address(killed_server.url).open_within(20)
+    Reconciler(connection, place, limits).run_once()
+    connection.close()
+    lab = Lab(killed_server.url, world)
+    for run in runs:
+        assert lab.step_state(run) == "STOPPED"
+        (request,) = lab.view(run).requests
+        assert request.request_uuid in place.triggered
+        assert lab.carry_out(request.request_uuid, f"undo of {run}").saga.state == "CANCELLED"
+    assert cut, "no pass was cut off"
+    lab.close()
+
+
+def test_c69_a_restart_of_the_server_under_a_step_and_an_undo_costs_nothing(
+    killed_server: PostgresServer, world: View
+) -> None:
+    lab = Lab(killed_server.url, world, "restarted")
+    limits = dataclasses.replace(LIMITS, store_outage_seconds=30.0, lease_seconds=30.0)
+    seen: list[float] = []
+
+    def body(saga: Any) -> None:
+        restarts("flights")
+        restarts("hotels")
+        lab.connection = Address(killed_server.url).open()
+        seen.append(time.monotonic())
+        RequestVerbs(lab.connection).cancel(lab.dag_id, "r", actor="ann")
+        while True:
+            saga.check()
+            time.sleep(0.005)
+
+    _SERVERS[:] = [killed_server]
+    lab.fails(body, SagaCancelledError, limits=limits)
+    assert time.monotonic() - seen[0] < 2, "a cancel is heard again as fast as before"
+    assert lab.states() == [("restarts", "DONE")] * 2
+    (request,) = lab.view().requests
+    lab.freeze(request.request_uuid)
+    undo = lab.step_undo(request.request_uuid, limits=limits)
+    lab.close()
+    undo.run()
+    lab = Lab(killed_server.url, world, "restarted")
+    assert lab.undo_verbs.settle_if_all_settled(request.request_uuid, "undo1") is not None
+    assert lab.saga_state() == "CANCELLED"
+    assert world.net().total == 0
+    assert [len(world.calls(kind)) for kind in ("flights", "hotels")] == [1, 1]
+    assert [len(world.undo_calls(kind)) for kind in ("flights", "hotels")] == [1, 1]
+    lab.close()
+
+
+_SERVERS: list[PostgresServer] = []
+
+
+def unbook_and_restart(record: Any) -> None:
+    deeds.unbook(record)
+    _SERVERS[0].restart("immediate")
+
+
+@action(compensate=unbook_and_restart, timeout=timedelta(seconds=20), undo_retry=deeds.ONCE)
+def restarts(kind: str, *, key: str) -> Any:
+    """The server is restarted while this call is under way."""
+    booking = deeds._book(kind, "", key)
+    _SERVERS[0].restart("fast")
+    return booking
