@@ -104,7 +104,7 @@ def _pgbench(address: Address, clients: int) -> float | None:
         done = subprocess.run(
             [
                 program,
-                *"-n -M prepared -j 2 -T 4".split(),
+                *["-n", "-M", "prepared", "-j", "2", "-T", "4"],
                 "-f",
                 script.name,
                 "-c",

@@ -107,23 +107,13 @@ def assert_nothing_is_left(demo: Demo) -> None:
     assert not demo.directory.exists()
 
 
-def test_demo_plays_three_runs_and_ends_ok(checkout: Path) -> None:
-    demo = Demo(checkout)
-
-    code = demo.finish()
-
-    assert code == 0, demo.text
-    assert demo.lines[-1].startswith("demo: OK"), demo.text
-    assert "book_trip / demo-1-completes is COMPLETED" in demo.text
-    assert "book_trip / demo-2-marked-failed is CANCELLED" in demo.text
-    assert "refund_later / demo-3-refund-later is PARTIALLY_CANCELLED" in demo.text
-    assert_nothing_is_left(demo)
-
-
-def test_demo_up_leaves_it_running_until_demo_down(checkout: Path) -> None:
+def test_demo_ends_ok_and_up_leaves_it_running_until_down(checkout: Path) -> None:
     up = Demo(checkout, "--up")
     assert up.finish() == 0, up.text
     assert up.lines[-1].startswith("demo: OK"), up.text
+    assert "book_trip / demo-1-completes is COMPLETED" in up.text
+    assert "book_trip / demo-2-marked-failed is CANCELLED" in up.text
+    assert "refund_later / demo-3-refund-later is PARTIALLY_CANCELLED" in up.text
     url = json.loads((checkout / ".run" / "demo-up.json").read_text())["url"]
     assert url in up.text
     assert httpx.get(f"{url}/api/v2/monitor/health", trust_env=False).is_success
@@ -138,6 +128,26 @@ def test_demo_up_leaves_it_running_until_demo_down(checkout: Path) -> None:
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, trust_env=False)
     assert Demo(checkout, "--down").finish(SOON_SECONDS) == 0
+
+
+def test_demo_with_a_compensation_that_does_nothing_says_what_differs(checkout: Path) -> None:
+    book_trip = checkout / "dags" / "book_trip.py"
+    honest = 'travel.cancel_hotel(record.result["id"], idempotency_key=record.undo_key)'
+    assert honest in book_trip.read_text()
+    book_trip.write_text(book_trip.read_text().replace(honest, "print(record.undo_key)"))
+
+    demo = Demo(checkout)
+
+    assert demo.finish() == 1, demo.text
+    told = [line for line in demo.lines if line.startswith("DIFFERS")]
+    assert told[0] == (
+        "DIFFERS: run 2, net effect: expected {'flights': 0, 'hotels': 0}, found {'flights': 0, 'hotels': 1}"
+    )
+    assert all("run 2" in line for line in told)
+    assert demo.lines[-1].startswith("demo: FAILED"), demo.text
+    assert processes_of(demo) == []
+    assert [entry.name for entry in demo.directory.iterdir()] == ["logs"]
+    shutil.rmtree(demo.directory)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--up",)])
