@@ -155,6 +155,12 @@ def block_in_c(seconds: int, kind: str = "blocks") -> None:
     libc.sleep(seconds)
 
 
+@action(compensate=unbook, timeout=TIMEOUT)
+def nothing(number: int, kind: str = "nothing") -> int:
+    """Changes nothing that anybody sees, and takes no time."""
+    return number
+
+
 @action(compensate=unbook, timeout=QUICK, retry=ONCE)
 def spin(seconds: float, kind: str = "spins") -> str:
     """Python code that runs and runs; it notices an exception that is raised in its thread."""

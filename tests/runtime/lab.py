@@ -6,6 +6,7 @@ What Airflow would say is kept in plain fields (``TaskPlace``, ``RunPlace``).
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 import uuid
@@ -318,6 +319,46 @@ class Lab:
             ).fetchall()
         named = [dict(zip(("pid", "state", "query"), row, strict=True)) for row in rows]
         return [row for row in named if all(row[name] == value for name, value in wanted.items())]
+
+
+class Alarm:
+    """Raises something in the main thread after a while, wherever it is then, as Airflow's execution_timeout does.
+
+    Python ignores what is raised while it collects garbage: ``check`` raises it then.
+    """
+
+    def __init__(self, problem: type[BaseException]) -> None:
+        self._problem = problem
+        self._rang = False
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Alarm:
+        self._old = signal.signal(signal.SIGUSR1, self._ring)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.off()
+        signal.signal(signal.SIGUSR1, self._old)
+
+    def _ring(self, signum: int, frame: object) -> None:
+        self._rang = True
+        raise self._problem
+
+    def after(self, seconds: float) -> None:
+        self._rang = False
+        main = threading.main_thread().ident
+        assert main is not None
+        self._timer = threading.Timer(seconds, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+        self._timer.start()
+
+    def check(self) -> None:
+        if self._rang:
+            raise self._problem
+
+    def off(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = 15.0) -> Any:

@@ -17,7 +17,7 @@ from airflow_saga.core.actions import action
 from airflow_saga.core.errors import ActionTimedOut, SagaCancelledError
 from airflow_saga.runtime.calls import INTERRUPT, CallRegister, RunningCall
 from tests.runtime import deeds
-from tests.runtime.lab import LIMITS, Lab, Running, wait_until
+from tests.runtime.lab import LIMITS, Alarm, Lab, Running, wait_until
 
 
 def timed_out(lab: Lab, body: Any, at_most: float = 2.0, **more: Any) -> float:
@@ -280,33 +280,22 @@ class ExecutionTimeout(BaseException):
 
 def test_a_signal_that_raises_anywhere_leaves_nothing_open(lab: Lab) -> None:
     chance = random.Random(11)
-
-    def ring(signum: int, frame: Any) -> None:
-        raise ExecutionTimeout
-
-    old = signal.signal(signal.SIGALRM, ring)
-    cut = 0
-    try:
+    with Alarm(ExecutionTimeout) as alarm:
         for number in range(60):
             run = f"cut{number}"
 
             def body(saga: Any) -> None:
-                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.02))
+                alarm.after(chance.uniform(0.0005, 0.02))
                 while True:
                     short("x", chance.random())
+                    alarm.check()
 
-            try:
-                lab.step(body, run)
-            except ExecutionTimeout:
-                cut += 1
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            lab.fails(body, ExecutionTimeout, run)
+            alarm.off()
             states = [row.state for row in lab.actions(run)]
             assert "PENDING" not in states
             assert states.count("IN_DOUBT") <= 1
             assert lab.step_state(run) == "STOPPED"
-    finally:
-        signal.signal(signal.SIGALRM, old)
-    assert cut == 60
     assert lab.sessions() == []
 
 

@@ -35,11 +35,6 @@ async def tries_slowly_async(kind: str, *, key: str) -> Any:
     return await asyncio.to_thread(deeds._book, kind, "", key)
 
 
-@action(compensate=deeds.unbook, timeout=deeds.TIMEOUT)
-def nothing(number: int, kind: str = "nothing") -> int:
-    return number
-
-
 def when_answered(lab: Lab, act: Any) -> Running:
     return Running(lambda: (lab.world.await_answered("flights"), time.sleep(0.1), act(), time.monotonic())[3])
 
@@ -79,7 +74,7 @@ def test_a_cancel_names_who_and_why_and_nothing_begins_after_it(lab: Lab) -> Non
 
     def body(saga: Any) -> None:
         for number in range(100_000):
-            nothing(number)
+            deeds.nothing(number)
 
     problem = lab.fails(body, SagaCancelledError)
     assert "ann (wrong trip)" in str(problem)
@@ -142,7 +137,7 @@ def test_c89_a_cancel_that_races_the_start_is_either_seen_or_undone(lab: Lab) ->
 
         def body(saga: Any, called: list[int] = called) -> None:
             for number in range(3):
-                nothing(number)
+                deeds.nothing(number)
                 called.append(number)
 
         with suppress(StepRefusedError, SagaCancelledError):
@@ -175,7 +170,7 @@ def test_c90_a_cancel_that_races_the_end_gets_an_answer_that_the_end_agrees_with
         deciding = Running(decide)
 
         def body(saga: Any, near_the_end: threading.Event = near_the_end) -> None:
-            nothing(1)
+            deeds.nothing(1)
             near_the_end.set()
 
         cancelled = False

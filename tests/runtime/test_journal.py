@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from airflow_saga.runtime import watch
 from airflow_saga.store.connect import Address
 from airflow_saga.store.requests import RequestVerbs
 from tests.runtime import deeds
-from tests.runtime.lab import LIMITS, Lab, Running, wait_until
+from tests.runtime.lab import LIMITS, Alarm, Lab, Running, wait_until
 from tests.runtime.wire import Line
 from tests.support.ports import free_port
 
@@ -31,11 +32,6 @@ from tests.support.ports import free_port
 def line(lab: Lab) -> Iterator[Line]:
     with Line(lab.url) as made:
         yield made
-
-
-@action(compensate=deeds.unbook, timeout=deeds.TIMEOUT)
-def nothing(number: int, kind: str = "nothing") -> int:
-    return number
 
 
 @action(compensate=deeds.unbook, timeout=deeds.TIMEOUT)
@@ -63,10 +59,10 @@ def test_one_commit_for_each_action_of_a_sequence(lab: Lab) -> None:
     counted = []
 
     def body(saga: Any) -> None:
-        nothing(0)
+        deeds.nothing(0)
         before = transactions(lab)
         for number in range(1, 201):
-            nothing(number)
+            deeds.nothing(number)
         counted.append(transactions(lab) - before)
 
     lab.step(body, limits=dataclasses.replace(LIMITS, heartbeat_seconds=30, lease_seconds=60))
@@ -91,7 +87,7 @@ def test_parallel_actions_share_commits(lab: Lab) -> None:
 
 def test_an_outcome_without_a_next_intent_is_committed_soon(lab: Lab) -> None:
     def body(saga: Any) -> None:
-        nothing(1)
+        deeds.nothing(1)
         wait_until(lambda: lab.states() == [("nothing", "DONE")], "it is committed", 0.5)
 
     lab.step(body)
@@ -514,14 +510,7 @@ def test_c64_an_interruption_in_the_middle_of_a_write_leaves_it_whole_or_undone(
         "FOR EACH ROW EXECUTE FUNCTION airflow_saga.be_slow()",
         prepare=False,
     )
-    import random
-    import signal
-
     chance = random.Random(3)
-    trials = 100
-
-    def interrupt(signum: int, frame: Any) -> None:
-        raise KeyboardInterrupt
 
     async def cut_async(seconds: float) -> None:
         async def forever() -> None:
@@ -530,27 +519,25 @@ def test_c64_an_interruption_in_the_middle_of_a_write_leaves_it_whole_or_undone(
 
         await asyncio.wait_for(forever(), seconds)
 
-    old = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for trial in range(trials):
+    with Alarm(KeyboardInterrupt) as alarm:
+        for trial in range(100):
             run, seconds = f"r{trial}", chance.uniform(0.001, 0.03)
 
             def body(saga: Any, trial: int = trial, seconds: float = seconds) -> None:
                 if trial % 2:
                     asyncio.run(cut_async(seconds))
-                signal.setitimer(signal.ITIMER_REAL, seconds)
+                alarm.after(seconds)
                 while True:
-                    nothing(1)
+                    deeds.nothing(1)
+                    alarm.check()
 
             lab.fails(body, (KeyboardInterrupt, TimeoutError), run)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            alarm.off()
             rows = lab.actions(run)
             assert "PENDING" not in [row.state for row in rows]
-            assert [row.state for row in rows[:-1]] == ["DONE"] * (len(rows) - 1) if rows else True
+            assert all(row.state == "DONE" for row in rows[:-1])
             assert lab.cancel(run).undoes
             assert lab.saga_state(run) == "CANCELLING"
-    finally:
-        signal.signal(signal.SIGALRM, old)
     assert lab.sessions() == []
 
 

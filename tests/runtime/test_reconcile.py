@@ -28,11 +28,6 @@ class DiedError(Exception):
     pass
 
 
-@action(compensate=deeds.unbook, timeout=deeds.TIMEOUT)
-def nothing(number: int, kind: str = "nothing") -> int:
-    return number
-
-
 def lose(lab: Lab, run: str, task: str = "t") -> None:
     """As if the process of a step had vanished: its lease has run out and nobody renews it."""
     lab.connection.execute(
@@ -136,7 +131,7 @@ def test_a_mass_outage_is_held_until_a_person_releases_it(own_lab: Lab) -> None:
 def test_an_error_with_one_saga_does_not_stop_the_pass(own_lab: Lab) -> None:
     lab = own_lab
     for run in ("bad", "good"):
-        lab.step(lambda saga: nothing(1), run)
+        lab.step(lambda saga: deeds.nothing(1), run)
 
     class Moody(RunPlace):
         def run_state(self, dag_id: str, run_id: str) -> str | None:
