@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -56,12 +57,17 @@ class Prepared:
         pgconn = connection.pgconn
         for again in (False, True):
             if again or connection not in self._known:
-                _check(pgconn.prepare(self.name, self.text), connection)
-                self._known[connection] = True
+                self._prepare(connection)
             result = pgconn.exec_prepared(self.name, values)  # type: ignore[arg-type]  # None is NULL
             if result.error_field(pq.DiagnosticField.SQLSTATE) != _NOT_PREPARED:
                 break  # psycopg deallocates all there is after each rollback
         return result
+
+    def _prepare(self, connection: psycopg.Connection) -> None:
+        # It is there already if an interruption came between the server's answer and our note of it.
+        with suppress(psycopg.errors.DuplicatePreparedStatement):
+            _check(connection.pgconn.prepare(self.name, self.text), connection)
+        self._known[connection] = True
 
 
 def _as_text(value: Any) -> bytes | None:
