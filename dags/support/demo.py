@@ -138,13 +138,13 @@ def _tell(runs: list[Run]) -> bool:
         if run.can_do:
             print("\nWhat a person can do about it:")
             print(textwrap.indent("\n".join(run.can_do), "  "))
-    print(f"\n{'=' * WIDTH}")
-    print("\n".join(run.summary for run in runs))
     differing = [run for run in runs if run.differences]
     for run in differing:
-        print("\n".join(f"DIFFERS: {each}" for each in run.differences))
-    for run in differing:
         _tell_logs(run.logs())
+    print(f"\n{'=' * WIDTH}")
+    print("\n".join(run.summary for run in runs))
+    for run in differing:
+        print("\n".join(f"DIFFERS: {each}" for each in run.differences))
     return not differing
 
 

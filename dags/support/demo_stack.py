@@ -51,6 +51,7 @@ START_SECONDS = 240.0
 COMMAND_SECONDS = 120.0
 POLL_SECONDS = 0.1
 TAIL_LINES = 25
+TAIL_CHARACTERS = 250
 
 # What is quick here and slow in production is how soon Airflow looks again, never what it then does.
 SETTINGS = {
@@ -349,9 +350,11 @@ def tail(log: Path, lines: int = TAIL_LINES) -> Iterator[str]:
     for line in log.read_text(errors="replace").splitlines()[-lines:]:
         try:
             said = json.loads(line)
-            yield f"{said['timestamp']} {said['level']} {said['event']} {said.get('error_detail', '')}".rstrip()
+            problems = [f"{each['exc_type']}: {each['exc_value']}" for each in said.get("error_detail", [])]
+            line = f"{said['timestamp']} {said['level']} {'; '.join([said['event'], *problems])}"
         except (ValueError, KeyError, TypeError):
-            yield line
+            pass
+        yield line if len(line) <= TAIL_CHARACTERS else f"{line[: TAIL_CHARACTERS - 1]}…"
 
 
 def _airflow() -> Path:
