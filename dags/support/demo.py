@@ -38,6 +38,7 @@ UP = DAGS.parent / ".run" / "demo-up.json"
 WIDTH = 100
 HOTEL_SECONDS = 8
 """How long a hotel takes to answer in a demo that was left running: time to press a button."""
+DIFFERING = "This run did not come out as it has to: what differs is said at the end."
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -130,7 +131,7 @@ def _tell(runs: list[Run]) -> bool:
     """Print what there is to see; True if all is as it has to be."""
     for run in runs:
         print(f"\n\n{'=' * WIDTH}\nRun {run.number}, {run.dag_id}: {run.title}\n{'=' * WIDTH}")
-        print("\n".join(run.seen))
+        print("\n".join(run.seen if not run.differences else [DIFFERING]))
         print(f"\n$ airflow saga show {run.dag_id} {run.run_id}")
         print(textwrap.indent(run.timeline.rstrip(), "  "))
         print(f"\nThe ledger of the travel service for {run.trip}:")
