@@ -53,15 +53,20 @@ test: lint type test-unit test-chaos test-e2e ## Everything that must pass befor
 test-fast: install ## The tests that need no Airflow processes and kill nothing
 	$(PYTEST) -n $(WORKERS) -m "not e2e and not chaos and not slow"
 
+# Real processes on a machine that does other things too: what fails is run once more, by itself, before it counts.
+define checked
+	$(PYTEST) $(1) || { test $$? -eq 1 && echo "--- once more, what failed:" && $(PYTEST) --last-failed --last-failed-no-failures=none $(2); }
+endef
+
 test-unit: install
-	$(PYTEST) -n $(WORKERS) -m "not e2e and not chaos"
+	$(call checked,-n $(WORKERS) -m "not e2e and not chaos",-m "not e2e and not chaos")
 
 test-chaos: install
-	$(PYTEST) -n $(WORKERS) -m "chaos and not e2e"
+	$(call checked,-n $(WORKERS) -m "chaos and not e2e",-m "chaos and not e2e")
 
 # One Airflow at a time: a scheduler, an API server, a dag processor and a triggerer fill two cores.
 test-e2e: install
-	$(PYTEST) -m e2e
+	$(call checked,-m e2e,-m e2e)
 
 bench: install ## The numbers, as JSON lines
 	$(BIN)/python -m tests.bench
