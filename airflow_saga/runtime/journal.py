@@ -174,7 +174,7 @@ class Journal:
         self._kept: str | None = None
         self._awake_since: float | None = None
         self._connection_lock = threading.Lock()
-        self._pen = threading.Lock()
+        self._pen = threading.RLock()
         """Whoever holds it writes. Mostly the journal's thread; a caller that finds it free writes for itself, since
         a hand-over to a sleeping thread and back costs as much as the commit."""
         self._written_here_at = -math.inf
@@ -324,24 +324,37 @@ class Journal:
 
     def _write_here_or_wake(self, ticket: Ticket[Any]) -> None:
         """A thread that would only wait for this answer, while nobody else writes, writes by itself."""
-        if ticket.for_loop or not self._pen.acquire(blocking=False):
-            self._wake()
-            return
+        try:
+            if ticket.for_loop or not self._pen.acquire(blocking=False):
+                self._wake()
+                return
+            try:
+                self._write_here()
+            finally:
+                self._awake_since = None
+                self._pen.release()
+                if self._queue or self._broken is not None or self._work:
+                    self._wake()
+        except BaseException:
+            self._let_go_of_the_pen()
+            raise
+
+    def _write_here(self) -> None:
         try:
             if self._over is None and self._broken is None:
                 self._awake_since = self._written_here_at = time.monotonic()
                 self._gather()
                 self._write_if_due()
-        except BaseException as problem:
-            if isinstance(problem, Exception):
-                self._broken = problem  # what ends the journal is the journal's own thread's to tell
-                return
-            raise  # this thread was interrupted; its work has been given back
-        finally:
-            self._awake_since = None
+        except Exception as problem:  # noqa: BLE001 - what ends the journal is the journal's own thread's to tell
+            self._broken = problem
+
+    def _let_go_of_the_pen(self) -> None:
+        """A signal handler may raise between taking the pen and knowing it, or before it is given back; with the pen
+        gone for good the journal's own thread would wait for ever."""
+        with suppress(RuntimeError):  # "cannot release un-acquired lock": this thread does not hold it
             self._pen.release()
-            if self._queue or self._broken is not None or self._work:
-                self._wake()
+            self._awake_since = None
+        self._wake()
 
     def _wake(self) -> None:
         try:
@@ -448,6 +461,7 @@ class Journal:
 
     def _take_notifications(self) -> None:
         with self._pen:
+            self._awake_since = time.monotonic()
             try:
                 noticed = signals.take(self._connection)
             except psycopg.OperationalError:
@@ -455,6 +469,7 @@ class Journal:
                 noticed = True
             if noticed:
                 self._next_beat = 0.0
+            self._awake_since = None
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

@@ -602,3 +602,52 @@ def test_a_call_held_up_in_a_step_that_is_still_ours_is_made(lab: Lab) -> None:
         drive._in_time = original
     assert lab.states() == [("book", "DONE")]
     assert stood
+
+
+class PenTakenAndInterrupted:
+    """A lock whose taker is hit by a signal at the worst moments: just after taking it, just before giving it back."""
+
+    def __init__(self, lock: Any, worst: str) -> None:
+        self._lock = lock
+        self._worst = worst
+        self.hits = 0
+
+    def _hit(self, moment: str) -> None:
+        if moment == self._worst and threading.current_thread() is threading.main_thread() and not self.hits:
+            self.hits += 1
+            raise KeyboardInterrupt
+
+    def acquire(self, blocking: bool = True) -> bool:
+        got = bool(self._lock.acquire(blocking=blocking))
+        if got:
+            self._hit("taken")
+        return got
+
+    def release(self) -> None:
+        self._hit("giving back")
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("worst", ["taken", "giving back"])
+def test_an_interruption_never_takes_the_pen_away_for_good(lab: Lab, worst: str) -> None:
+    def body(saga: Any) -> None:
+        deeds.nothing(1)
+        assert lab.last_run is not None
+        journal = lab.last_run.journal
+        assert journal is not None
+        pen = journal._pen = PenTakenAndInterrupted(journal._pen, worst)  # type: ignore[assignment]
+        for number in range(2, 50):
+            deeds.nothing(number)
+        pytest.fail(f"nobody was interrupted: {pen}")
+
+    begun = time.monotonic()
+    lab.fails(body, KeyboardInterrupt)
+    assert time.monotonic() - begun < 5
+    assert lab.step_state() == "STOPPED"
+    assert "PENDING" not in [row.state for row in lab.actions()]
