@@ -289,7 +289,7 @@ class Recorder:
                     )
                 )
                 row = replace(row, state=ActionState.FAILED.value)
-        if row.state == ActionState.IN_DOUBT and not action.idempotent:
+        if row.state == ActionState.IN_DOUBT and not (yield from self._may_be_called_again(action, row)):
             raise problem
         if row.state != ActionState.IN_DOUBT:
             self.replay.forget_doubt(action.name, call.intent.fingerprint)
@@ -302,6 +302,13 @@ class Recorder:
         tries, sent = yield Retry(call.intent, was)
         self.replay.forget_doubt(action.name, call.intent.fingerprint)
         return (yield from self._perform(call, tries, sent, was))
+
+    def _may_be_called_again(self, action: Action[Any, Any], row: ActionRow) -> Generator[Op, Any, bool]:
+        """In doubt, but the service takes the same key for the same effect, and still remembers it."""
+        if not action.idempotent or action.key_lifetime is None:
+            return action.idempotent
+        now = yield Ask(lambda c: StepVerbs(c).clock())
+        return bool(row.begun_at + action.key_lifetime > now)
 
     def _wait_out(self, call: _Call) -> Generator[Op, Any, ActionRow]:
         """Until A1 says that no attempt of this action can take effect any more."""

@@ -209,6 +209,19 @@ def test_an_idempotent_call_in_doubt_is_called_again_with_the_same_key_after_a1(
     assert time.monotonic() - begun >= 1.5, "the first attempt could have landed until 1.5 s after its intent"
 
 
+def test_an_idempotent_call_in_doubt_is_not_called_again_once_its_key_is_forgotten(lab: Lab) -> None:
+    lab.world.tell("apply_and_drop", "flights", times=1)
+    lab.fails(lambda saga: forgotten_soon("flights"), travel.TravelError)
+    assert len(lab.world.calls("flights")) == 1
+    assert lab.states() == [("forgotten_soon", "IN_DOUBT")]
+    lab.fails(lambda saga: forgotten_soon("flights"), InDoubtError, try_number=2)
+
+
+@action(compensate=deeds.unbook, idempotent=True, key_lifetime=timedelta(seconds=1), timeout=deeds.QUICK)
+def forgotten_soon(kind: str, *, key: str) -> Any:
+    return deeds._book(kind, "", key)
+
+
 def test_the_same_call_again_while_it_is_in_doubt_is_refused(lab: Lab) -> None:
     lab.world.tell("apply_and_drop", "flights", times=1)
 
