@@ -245,6 +245,16 @@ WHERE step_id = %(step_id)s AND state = 'RUNNING' RETURNING step_id;
 UPDATE airflow_saga.step SET state = 'STOPPED', fence = fence + 1, lease_until = NULL, changed_at = clock_timestamp()
 WHERE step_id = %(step_id)s AND state = 'RUNNING' AND lease_until <= clock_timestamp() RETURNING step_id;
 
+-- name: sweep_stopped_step
+-- A stopped step's call that nobody reported, once it can land no more.
+UPDATE airflow_saga.action a
+SET state = 'IN_DOUBT', in_doubt = true, finished_at = clock_timestamp(),
+    error = coalesce(a.error, 'the process that made this call was lost before it reported')
+FROM airflow_saga.step s
+WHERE s.step_id = %(step_id)s AND s.state = 'STOPPED' AND a.step_id = s.step_id AND a.state = 'PENDING'
+  AND a.lands_by <= clock_timestamp()
+RETURNING a.action_id;
+
 -- name: actions_of_step
 SELECT * FROM airflow_saga.action WHERE step_id = %(step_id)s AND generation = %(generation)s ORDER BY seq;
 
@@ -580,8 +590,13 @@ WHERE g.state IN ('PENDING', 'RUNNING') AND g.saga_id > %(after_id)s
 ORDER BY g.saga_id LIMIT %(limit)s;
 
 -- name: lost_leases
+-- Steps whose attempt may be gone, and stopped ones with a call that nobody reported and that can land no more.
 SELECT s.*, g.dag_id, g.run_id FROM airflow_saga.step s JOIN airflow_saga.saga g USING (saga_id)
-WHERE s.state = 'RUNNING' AND s.lease_until <= clock_timestamp() ORDER BY s.step_id LIMIT %(limit)s;
+WHERE s.state IN ('RUNNING', 'STOPPED')
+  AND (s.state = 'RUNNING' AND s.lease_until <= clock_timestamp() OR s.state = 'STOPPED' AND EXISTS (
+       SELECT 1 FROM airflow_saga.action a
+       WHERE a.step_id = s.step_id AND a.state = 'PENDING' AND a.lands_by <= clock_timestamp()))
+ORDER BY s.step_id LIMIT %(limit)s;
 
 -- name: lost_a_worker
 SELECT 1 FROM airflow_saga.event e JOIN airflow_saga.step s USING (step_id)

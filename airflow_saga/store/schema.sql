@@ -59,7 +59,7 @@ CREATE TABLE airflow_saga.step (
     CONSTRAINT generation_grows_from_one CHECK (generation >= 1),
     CONSTRAINT running_step_has_lease CHECK (state <> 'RUNNING' OR lease_until IS NOT NULL)
 ) WITH (fillfactor = 70);
-CREATE INDEX step_running ON airflow_saga.step (step_id) WHERE state = 'RUNNING';
+CREATE INDEX step_unfinished ON airflow_saga.step (step_id) WHERE state IN ('RUNNING', 'STOPPED');
 
 -- The hot table: no foreign key and no CHECK, each would cost a tenth of a write; its trigger checks states and effects.
 CREATE TABLE airflow_saga.action (

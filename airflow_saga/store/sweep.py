@@ -23,13 +23,20 @@ class SweepVerbs:
 
     @retried
     def stop_if_lost(self, saga_id: int, step_id: int) -> bool:
-        """Its lease ran out and Airflow says it is not running: STOPPED, what it had begun is in doubt."""
+        """Its lease ran out and Airflow says it is not running: STOPPED, what it had begun is in doubt.
+
+        So is what a stopped step (its task was marked failed) had begun, once that can land no more (A1).
+        """
         with self.connection.transaction():
             one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": saga_id})
-            if self.connection.execute(Q.stop_lost_step, {"step_id": step_id}).fetchone() is None:
+            one(self.connection, StepRow, Q.lock_step_by_id, {"step_id": step_id})
+            if self.connection.execute(Q.stop_lost_step, {"step_id": step_id}).fetchone() is not None:
+                self.connection.execute(Q.sweep_step, {"step_id": step_id})
+                what = "step lost: its lease ran out and Airflow says it is not running"
+            elif self.connection.execute(Q.sweep_stopped_step, {"step_id": step_id}).fetchone() is not None:
+                what = "call lost: nobody reported how it ended"
+            else:
                 return False
-            self.connection.execute(Q.sweep_step, {"step_id": step_id})
-            what = "step lost: its lease ran out and Airflow says it is not running"
             note(self.connection, what, "reconciler", saga_id=saga_id, step_id=step_id)
             wake(self.connection, saga_id, "step")
             return True

@@ -49,6 +49,34 @@ def test_c10_the_policy_follows_without_any_callback(scene: Scene) -> None:
     assert scene.saga.state == "CANCELLING"
 
 
+@pytest.mark.parametrize("how", ["marked failed", "stopped itself"])
+def test_p4_the_open_call_of_a_stopped_step_is_in_doubt_once_it_can_land_no_more(
+    each_scene: Scene, how: str
+) -> None:
+    """Nobody resumes or undoes it, and its process is gone: a person must still be able to say what became of it."""
+    step = each_scene.attach(on_failure="keep")
+    assert each_scene.begin(step, 1)
+    if how == "marked failed":
+        assert each_scene.requests.mark_step_if_running(*each_scene.run, "flight", -1)
+    else:
+        assert each_scene.steps.stop_if_held(step)
+    fence = each_scene.step().fence
+    assert each_scene.reader.lost_leases() == []
+    assert not each_scene.sweeps.stop_if_lost(step.saga_id, step.step_id)
+    each_scene.time_passes(12)
+    assert [row["step_id"] for row in each_scene.reader.lost_leases()] == [step.step_id]
+    assert each_scene.sweeps.stop_if_lost(step.saga_id, step.step_id)
+    row = each_scene.action()
+    assert (row.state, row.in_doubt) == ("IN_DOUBT", True)
+    assert (each_scene.step().state, each_scene.step().fence) == ("STOPPED", fence)
+    assert "call lost: nobody reported how it ended" in each_scene.history
+    assert each_scene.reader.lost_leases() == []
+    assert not each_scene.sweeps.stop_if_lost(step.saga_id, step.step_id)
+    each_scene.requests.resolve(
+        *each_scene.run, row.action_id, to="DONE", actor="ann", note_text="it is there"
+    )
+
+
 def test_a_step_that_lives_again_is_not_stopped(scene: Scene) -> None:
     step = scene.attach()
     scene.time_passes(16)
