@@ -103,6 +103,8 @@ class Cell:
         self.died: list[str] = []
         self.attempts = 0
         self.undos = 0
+        self.given_up = 0
+        """Calls that a machine too busy for their deadline made the processes give up: doubts that no death made."""
 
     def run(self, *, resume: bool) -> None:
         if self.verify == "cannot_tell":
@@ -140,6 +142,7 @@ class Cell:
         )
         if child.killed and name is not None:
             self.died.append(name)
+        self.given_up += child.log.count("; abandoned")
 
     def _undo_all(self) -> None:
         lab = self.playground.lab
@@ -165,6 +168,8 @@ class Cell:
         for do in ("freeze", "undo", "settle"):
             mine = {"freeze_if_quiet": "freeze", "settle_if_all_settled": "settle"}.get(str(at), "undo") == do
             child = self.playground.start(do, request_uuid=str(request), task_id="t", **(die if mine else {}))
+            child.wait()
+            self.given_up += child.log.count("; abandoned")
             if child.killed:
                 assert name is not None, child.log
                 self.died.append(name)
@@ -201,9 +206,9 @@ class Cell:
             assert len(books["undo_keys"]) <= 1, f"one undo, one key: {where}"
         in_doubt = [row for row in rows if row.residual]
         assert {row.state for row in in_doubt} <= {"IN_DOUBT"}, [row.state for row in in_doubt]
-        if self.verify in FINDS_OUT:
+        if self.verify in FINDS_OUT and not self.given_up:
             assert not residual, [(row.name, row.state, row.error) for row in in_doubt]
-        assert len(residual) <= len(self.died)
+        assert len(residual) <= len(self.died) + self.given_up
         if rows:
             assert lab.saga_state() == ("PARTIALLY_CANCELLED" if residual else "CANCELLED")
         undone = [each["key"] for each in net.undo_order]
