@@ -98,7 +98,15 @@ class OwnTask:
         return self._any.run_state(self.dag_id, self.run_id)
 
     def trigger_undo(self, request_uuid: UUID) -> None:
-        if not self._any.trigger_undo(self.dag_id, self.run_id, request_uuid):
+        """The request is a row already: if Airflow cannot start its run now, the reconciler does within its minute."""
+        from airflow.sdk.exceptions import AirflowRuntimeError
+
+        try:
+            started = self._any.trigger_undo(self.dag_id, self.run_id, request_uuid)
+        except AirflowRuntimeError as problem:
+            log.warning("the undo of %s / %s could not be started: %s", self.dag_id, self.run_id, problem)
+            started = False
+        if not started:
             log.warning("the undo of %s / %s waits for the reconciler to start it", self.dag_id, self.run_id)
 
 

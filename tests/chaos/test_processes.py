@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -18,7 +13,7 @@ from tests.chaos.conftest import Playground
 from tests.chaos.nursery import Nursery
 from tests.conftest import available_servers
 from tests.runtime.lab import RunPlace, wait_until
-from tests.support.ports import free_port
+from tests.support.pgbouncer import find_pgbouncer, pooled
 from tests.support.postgres import PostgresServer
 from tests.support.world import View, World, overlaps
 
@@ -296,53 +291,21 @@ def test_c74_more_steps_than_connections_wait_before_their_first_call(
 
 # -- behind a transaction pooler ------------------------------------------------------------------------------------
 
-PGBOUNCER = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
 
-
-@contextmanager
-def pooler(server: PostgresServer, url: str, directory: Path) -> Iterator[str]:
-    """pgbouncer in transaction mode before a database."""
-    port = free_port()
-    name = url.rpartition("/")[2]
-    directory.chmod(0o777)
-    (directory / "users.txt").write_text('"postgres" ""\n')
-    (directory / "pgbouncer.ini").write_text(
-        f"[databases]\n{name} = host=127.0.0.1 port={server.port} user=postgres dbname={name}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        f"auth_file = {directory}/users.txt\npool_mode = transaction\ndefault_pool_size = 3\n"
-        f"server_idle_timeout = 5\nlogfile = {directory}/log\n"
-        f"ignore_startup_parameters = extra_float_digits\n"
-    )
-    command = [PGBOUNCER, str(directory / "pgbouncer.ini")]
-    if os.geteuid() == 0:
-        command[1:1] = ["-u", "nobody"]
-        for path in (directory, *directory.iterdir()):
-            shutil.chown(path, "nobody")
-        for parent in directory.parents:
-            if parent != Path("/") and not parent.stat().st_mode & 0o001:
-                parent.chmod(parent.stat().st_mode | 0o001)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-
-        def answers() -> bool:
-            assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", port)) == 0
-
-        wait_until(answers, "pgbouncer answers")
-        yield f"postgresql://postgres@127.0.0.1:{port}/{name}"
-    finally:
-        process.terminate()
-        process.wait(10)
+@pytest.fixture
+def pooled_url(database_url: str) -> Iterator[str]:
+    """The test's database behind pgbouncer in transaction mode."""
+    program = find_pgbouncer()
+    if program is None:
+        pytest.skip("DID NOT RUN: there is no pgbouncer, and only root on a Debian can install it")
+    with pooled(program, database_url) as url:
+        yield url
 
 
 def test_c68_behind_a_transaction_pooler_a_cancel_is_seen_by_polling_and_the_log_says_so(
-    nursery: Nursery, postgres_server: PostgresServer, database_url: str, world: View, tmp_path: Path
+    nursery: Nursery, pooled_url: str, world: View
 ) -> None:
-    if not Path(PGBOUNCER).exists():
-        pytest.skip("C68 DID NOT RUN: there is no pgbouncer on this machine (apt-get install pgbouncer)")
-    with pooler(postgres_server, database_url, tmp_path) as url:
-        ground = Playground(nursery, url, world)
+    with closing(Playground(nursery, pooled_url, world)) as ground:
         child = ground.step("calls_each_second", "book")
         world.await_answered("flights", 3)
         others = [ground.step("these", "book", "hotels", run=f"r{number}") for number in range(8)]
@@ -356,16 +319,12 @@ def test_c68_behind_a_transaction_pooler_a_cancel_is_seen_by_polling_and_the_log
         assert "polling every 0.2 s" in child.log
         assert ground.lab.carry_out(request).saga.state == "CANCELLED"
         assert world.net("flights").total == 0
-        ground.close()
 
 
 def test_c77_no_session_lock_is_taken_through_a_pooler_and_two_never_hold_a_step(
-    nursery: Nursery, postgres_server: PostgresServer, database_url: str, world: View, tmp_path: Path
+    nursery: Nursery, pooled_url: str, world: View
 ) -> None:
-    if not Path(PGBOUNCER).exists():
-        pytest.skip("C77 DID NOT RUN: there is no pgbouncer on this machine (apt-get install pgbouncer)")
-    with pooler(postgres_server, database_url, tmp_path) as url:
-        ground = Playground(nursery, url, world)
+    with closing(Playground(nursery, pooled_url, world)) as ground:
         world.tell("ignore_keys", verb="forward")
         world.tell("delay", "*", seconds=0.1)
         for number in range(1, 9):
@@ -377,4 +336,3 @@ def test_c77_no_session_lock_is_taken_through_a_pooler_and_two_never_hold_a_step
         assert child.output == list(THREE), child.log
         assert not overlaps(world.calls())
         assert all(books["landed"] == 1 for by in world.net().keys.values() for books in by.values())
-        ground.close()
