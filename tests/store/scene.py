@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.rows import dict_row
+from psycopg.rows import class_row, dict_row
 
 from airflow_saga.core.decide import Go
 from airflow_saga.core.identity import action_key
@@ -22,7 +22,6 @@ from airflow_saga.store.late import LateVerbs
 from airflow_saga.store.queries import Q
 from airflow_saga.store.reader import Reader, SagaView
 from airflow_saga.store.requests import RequestVerbs
-from airflow_saga.store.rows import many
 from airflow_saga.store.steps import Attached, StepVerbs, Written
 from airflow_saga.store.sweep import SweepVerbs
 from airflow_saga.store.undo import EndedTry, Freeze, NextTry, Settled, UndoAttached, UndoVerbs
@@ -80,11 +79,22 @@ class Scene:
         wanted = (step.step_id, generation or step.generation, seq)
         return next(a for a in self.view.actions if (a.step_id, a.generation, a.seq) == wanted)
 
-    def actions(self, saga: SagaRow) -> tuple[ActionRow, ...]:
-        return tuple(many(self.connection, ActionRow, Q.all_actions_of_saga, {"saga_id": saga.saga_id}))
-
-    def undo_requests(self, saga: SagaRow) -> tuple[RequestRow, ...]:
-        return tuple(many(self.connection, RequestRow, Q.requests_of_saga, {"saga_id": saga.saga_id}))
+    def glance(self, saga_id: int) -> SagaView:
+        """The view without its history, in one round trip; for who looks often and is alone."""
+        key = {"saga_id": saga_id}
+        wanted = (
+            (SagaRow, Q.saga_by_id),
+            (StepRow, Q.steps_of_saga),
+            (ActionRow, Q.all_actions_of_saga),
+            (RequestRow, Q.requests_of_saga),
+        )
+        with self.connection.pipeline():
+            cursors = [
+                self.connection.cursor(row_factory=class_row(kind)).execute(statement, key)
+                for kind, statement in wanted
+            ]
+            (saga,), steps, actions, requests = (cursor.fetchall() for cursor in cursors)
+        return SagaView(saga, tuple(steps), tuple(actions), tuple(requests), ())  # type: ignore[arg-type]
 
     def states(self, task_id: str = "flight") -> dict[int, str]:
         step = self.step(task_id)

@@ -56,15 +56,13 @@ class Play(RuleBasedStateMachine):
         self.scene = Scene(self.url)
         self.world = World()
         self.scene.requests.open_if_new(*self.scene.run)
+        self.saga_id = self.scene.saga.saga_id
         self.view = self.look()
         self.attach("flight")
         self.look()
 
     def look(self) -> SagaView:
-        reader, saga = self.scene.reader, self.scene.saga
-        actions = self.scene.actions(saga)
-        requests = self.scene.undo_requests(saga)
-        self.view = SagaView(saga, tuple(reader.steps(saga.saga_id)), actions, requests, ())
+        self.view = self.scene.glance(self.saga_id)
         return self.view
 
     # -- what is there ----------------------------------------------------------------------------------------------
@@ -260,6 +258,16 @@ class Play(RuleBasedStateMachine):
 
     # -- people, hooks, the reconciler ------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.view.saga.state == "RUNNING")
+    @rule(dice=st.integers(0, 2))
+    def somebody_stops_it_now(self, dice: int) -> None:
+        """The call under way is abandoned, and the undo seizes its step at once."""
+        if dice:
+            return
+        self._cancel(False, True)
+        if self._open_request() is not None:
+            self.freeze("undo__1", False)
+
     @rule(
         what=st.sampled_from(["cancel", "keep", "undo", "marked failed"]),
         now=st.booleans(),
@@ -402,7 +410,33 @@ class Play(RuleBasedStateMachine):
     @rule(pick=picks, which=st.one_of(st.none(), st.none(), picks), unknown=st.booleans())
     def undo_goes_on(self, pick: int, which: int | None, unknown: bool) -> None:
         """The next action in order, or any one at all: the log has to hold the order itself."""
-        process = self._pick([process for process in self.world.undos if process.trying is None], pick)
+        self._turn(
+            self._pick([process for process in self.world.undos if process.trying is None], pick),
+            which,
+            unknown,
+        )
+
+    @precondition(lambda self: self._open_request() is not None)
+    @rule(pick=picks, which=st.one_of(st.none(), picks), unknown=st.booleans(), owner=st.sampled_from(OWNERS))
+    def an_undo_run_works(self, pick: int, which: int | None, unknown: bool, owner: str) -> None:
+        """As its tasks would: freeze, take a seized step if nobody has it, one turn."""
+        request = self._open_request()
+        assert request is not None
+        if request.state != "FROZEN":
+            self.freeze(owner, False)
+            self.look()
+            return
+        step = self._pick([step for step in self.view.steps if step.state == "UNDOING"], pick)
+        if step is None:
+            return
+        if not [process for process in self.world.undos if process.attached.step.fence == step.fence]:
+            self.attach_undo(step.task_id, owner)
+            self.look()
+        mine = [process for process in self.world.undos if process.attached.step.step_id == step.step_id]
+        if mine and mine[-1].trying is None:
+            self._turn(mine[-1], which, unknown)
+
+    def _turn(self, process: UndoProcess, which: int | None, unknown: bool) -> None:
         step_id = process.attached.step.step_id
         rows = [row for row in self.view.actions if row.step_id == step_id]
         rows.sort(key=lambda row: (row.generation, row.seq), reverse=True)
