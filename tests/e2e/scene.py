@@ -78,10 +78,7 @@ class Scene:
 
     def metadata(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run one statement in Airflow's own database."""
-        address = self.airflow.env["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]
-        with psycopg.connect(address.replace("+psycopg2", ""), autocommit=True) as connection:
-            cursor = connection.execute(statement.encode(), values)
-            return cursor.fetchall() if cursor.description else []
+        return metadata(self.airflow, statement, *values)
 
     def _run_id(self) -> str:
         words = re.sub(r"\W+", "-", self.name.rpartition("::")[2].removeprefix("test_"))[:60].strip("-")
@@ -186,14 +183,13 @@ class Trip:
         return undo_run_id(self.requests[-1].request_uuid)
 
     @property
-    def undo_runs(self) -> list[dict[str, Any]]:
-        """All runs of the compensation DAG that were triggered for this trip."""
-        runs = self.airflow.runs(self.undo_dag_id)
-        return [run for run in runs if (run["conf"] or {}).get("run_id") == self.run_id]
+    def undo_run_ids(self) -> list[str]:
+        """All runs of the compensation DAG that were triggered for this trip, oldest first."""
+        find = "SELECT run_id FROM dag_run WHERE dag_id = %s AND conf->>'run_id' = %s ORDER BY id"
+        return [run_id for (run_id,) in metadata(self.airflow, find, self.undo_dag_id, self.run_id)]
 
     def wait_undo(self, *states: str, timeout: float = SOON) -> str:
         """Wait for the end of the newest request's undo run."""
-        self.wait(lambda: self.undo_runs, SOON, "its undo run is there")
         return self.airflow.wait_run(
             self.undo_dag_id, self.undo_run_id, states or ("success", "failed"), timeout
         )
@@ -311,7 +307,7 @@ class Trip:
             assert len(self.calls()) == calls, self.story()
         assert [request.state for request in view.requests] == ["SETTLED"], self.story()
         assert self.wait_undo() == "success", self.story()
-        assert len(self.undo_runs) == 1
+        assert self.undo_run_ids == [self.undo_run_id]
         assert self.wait_run() == run
         return self.view
 
@@ -341,9 +337,9 @@ class Trip:
         lines = [f"{self.dag_id} / {self.run_id}"]
         try:
             lines += [f"run: {self.run_state} {self.airflow.task_states(self.dag_id, self.run_id)}"]
-            for undo in self.undo_runs:
-                states = self.airflow.task_states(self.undo_dag_id, undo["dag_run_id"])
-                lines.append(f"undo run {undo['dag_run_id']}: {undo['state']} {states}")
+            for run_id in self.undo_run_ids:
+                state = self.airflow.run_state(self.undo_dag_id, run_id)
+                lines.append(f"undo {run_id}: {state} {self.airflow.task_states(self.undo_dag_id, run_id)}")
             lines += self._stored()
         except Exception as problem:  # noqa: BLE001 - what is there is told in any case
             lines.append(f"not told: {problem!r}")
@@ -372,9 +368,7 @@ class Trip:
 
     def task_logs(self) -> Iterator[tuple[str, str]]:
         """The end of each task's log, of the run and of its undo runs, oldest first."""
-        runs = [(self.dag_id, self.run_id)]
-        if self.saga is not None:
-            runs += [(self.undo_dag_id, undo_run_id(each.request_uuid)) for each in self.requests]
+        runs = [(self.dag_id, self.run_id), *((self.undo_dag_id, run_id) for run_id in self.undo_run_ids)]
         for dag_id, run_id in runs:
             folder: Path = self.airflow.task_logs / f"dag_id={dag_id}" / f"run_id={run_id}"
             for path in sorted(folder.glob("**/*.log"), key=lambda each: each.stat().st_mtime):
@@ -383,3 +377,11 @@ class Trip:
 
 def names(rows: Collection[ActionRow]) -> list[str]:
     return [row.name for row in rows]
+
+
+def metadata(airflow: RunningAirflow, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Run one statement in Airflow's own database."""
+    address = airflow.env["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].replace("+psycopg2", "")
+    with psycopg.connect(address, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode(), values)
+        return cursor.fetchall() if cursor.description else []

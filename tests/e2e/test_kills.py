@@ -136,8 +136,9 @@ def test_orphan_of_a_lost_supervisor_ends_its_call_before_the_run_is_undone(scen
     orphan.kill_supervisor(signal.SIGKILL)
 
     trip.wait_run("failed")
-    assert orphan.alive
-    trip.release("yachts")
+    trip.release(
+        "yachts"
+    )  # before or after the call's own timeout: its effect is found and undone in either case
     trip.must_be_undone()
     orphan.wait_gone(SOON)
     assert trip.undo_order[-2:] == ["yachts", "flights"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from tests.e2e.scene import SOON, Scene, names
@@ -75,6 +77,10 @@ def test_task_marked_failed_is_fenced_and_the_end_of_the_run_undoes_it(scene: Sc
 
     scene.airflow.patch_task(trip.dag_id, trip.run_id, "b", "failed")
 
+    # Either the mark was first, or the run's end was: both let no further action begin.
+    trip.wait(
+        lambda: trip.view.saga.state != "RUNNING" or trip.step("b").state != "RUNNING", SOON, "it is to stop"
+    )
     trip.wait_run("failed")
     trip.release("hotels")
     view = trip.must_be_undone(calls=2)
@@ -95,7 +101,7 @@ def test_run_that_keeps_its_effects_on_failure_is_undone_only_by_a_person(scene:
     trip = scene.trip("keep").start(a=["flights"], b=["hotels", "raise"])
     trip.wait_saga("FAILED")
     assert trip.wait_run() == "failed"
-    assert (trip.requests, trip.undo_runs, trip.net.total) == ((), [], 2)
+    assert (trip.requests, trip.undo_run_ids, trip.net.total) == ((), [], 2)
 
     scene.airflow.trigger(trip.undo_dag_id, {"run_id": trip.run_id})
 
@@ -110,9 +116,9 @@ def test_c31_undo_starts_after_the_last_try_only(scene: Scene) -> None:
     view = trip.must_be_undone(calls=2)
 
     tries = scene.airflow.tries(trip.dag_id, trip.run_id, "b")
-    assert [each["try_number"] for each in tries] == [1, 2, 3]
+    assert sorted(each["try_number"] for each in tries) == [1, 2, 3]
     (request,) = view.requests
-    assert request.asked_at.isoformat() > tries[2]["start_date"].replace("Z", "+00:00")
+    assert request.asked_at > max(datetime.fromisoformat(each["start_date"]) for each in tries)
 
 
 def test_retry_goes_on_after_what_is_done(scene: Scene) -> None:
@@ -257,6 +263,6 @@ def test_c46_run_marked_failed_before_a_step_began_has_nothing_to_undo(scene: Sc
     trip.mark_failed()
 
     view = trip.wait_saga("CANCELLED")
-    assert (view.steps, view.requests, trip.undo_runs) == ((), (), [])
+    assert (view.steps, view.requests, trip.undo_run_ids) == ((), (), [])
     assert trip.wait_run() == "failed"
     assert trip.calls() == []

@@ -22,6 +22,8 @@ FINISHED = frozenset({"success", "failed"})
 """The states in which a DAG run is over."""
 
 POLL_SECONDS = 0.1
+SLOWEST_POLL_SECONDS = 0.6
+"""What is long awaited is looked at less often: many wait at the same time, and looking costs Airflow work."""
 PAGE = 100
 # A busy machine may need longer for everything: this stretches every wait of the end-to-end tests.
 PATIENCE = float(os.environ.get("SAGA_TEST_PATIENCE", "1"))
@@ -224,11 +226,13 @@ class AirflowApi:
     def wait_for(self, look: Callable[[], T], timeout: float, what: str) -> T:
         """Look again and again until something true comes back, and return that.
 
-        :param look: called about ten times a second. What the API refuses or does not answer counts as not yet.
+        :param look: called ten times a second, then less and less often. What the API refuses or does not answer counts
+            as not yet.
         :param timeout: in seconds, times SAGA_TEST_PATIENCE.
         :raises NotInTimeError: when the time is over; says what was last seen.
         """
         deadline = time.monotonic() + timeout * PATIENCE
+        pause = POLL_SECONDS
         seen: object = None
         while True:
             try:
@@ -241,7 +245,8 @@ class AirflowApi:
             self.check()
             if time.monotonic() > deadline:
                 raise NotInTimeError(f"not within {timeout * PATIENCE:g} s: {what}; last seen: {seen!r}")
-            time.sleep(POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(pause * 1.1, SLOWEST_POLL_SECONDS)
 
     def check(self) -> None:
         """Called while waiting: raise here what makes further waiting useless."""

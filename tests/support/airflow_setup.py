@@ -33,11 +33,13 @@ SETTINGS: dict[str, str] = {
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
     # How soon the next task of a run is seen: a second of each hop in a default installation.
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.25",
-    # How soon a dead supervisor and a dead scheduler are noticed.
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
+    # Its threads each hold a connection, and while there is none left, it answers nobody at all.
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_MAX_OVERFLOW": "40",
+    # How soon a dead supervisor and a dead scheduler are noticed; on a busy machine they only seem to be dead.
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(round(15 * PATIENCE)),
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "2",
-    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "12",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": str(round(12 * PATIENCE)),
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
     # How soon a new or changed DAG file is seen; one that stays as it is need not be parsed again and again.
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "2",
