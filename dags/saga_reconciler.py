@@ -8,4 +8,6 @@ from datetime import timedelta
 from airflow_saga import reconciler_dag
 
 # Once a minute is right in production; the demo asks for it more often so that nobody has to wait.
-reconciler = reconciler_dag(every=timedelta(seconds=float(os.environ.get("SAGA_RECONCILE_EVERY_SECONDS", "60"))))
+reconciler = reconciler_dag(
+    every=timedelta(seconds=float(os.environ.get("SAGA_RECONCILE_EVERY_SECONDS", "60")))
+)
