@@ -470,7 +470,8 @@ FROM airflow_saga.undo_request WHERE request_id = %(request_id)s;
 -- name: running_leases
 SELECT s.* FROM airflow_saga.step s
 WHERE s.saga_id = %(saga_id)s AND s.state = 'RUNNING' AND s.lease_until > clock_timestamp()
-  AND (%(step_ids)s::bigint[] IS NULL OR s.step_id = ANY(%(step_ids)s::bigint[]));
+  AND (%(step_ids)s::bigint[] IS NULL OR s.step_id = ANY(%(step_ids)s::bigint[]))
+ORDER BY s.step_id;
 
 -- name: note_event
 INSERT INTO airflow_saga.event (saga_id, step_id, action_id, request_id, what, actor, detail)

@@ -162,13 +162,14 @@ def test_an_outcome_and_the_freeze_agree_on_who_was_first(each_store_url: str) -
             step = scene.attach()
             assert scene.begin(step, 1)
             request = scene.cancel(stop_now=True)
-            pause = rng.uniform(0, 0.004)
+            pause = rng.uniform(-0.004, 0.004)
 
-            def end(step: StepRow = step) -> bool:
+            def end(step: StepRow = step, pause: float = pause) -> bool:
+                time.sleep(max(0.0, -pause))
                 return bool(StepVerbs(writes).write_forward(step, [Outcome(1, "DONE", '"r"')], []).ended)
 
             def freeze(uuid: Any = request.request_uuid, pause: float = pause) -> Any:
-                time.sleep(pause)
+                time.sleep(max(0.0, pause))
                 return UndoVerbs(freezes).freeze_if_quiet(uuid, "undo__1")
 
             taken, frozen = at_once(end, freeze)
