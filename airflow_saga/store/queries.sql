@@ -135,7 +135,10 @@ SET state = 'RUNNING', mode = NULL, stop_now = false, deadline_at = NULL,
 WHERE saga_id = %(saga_id)s;
 
 -- name: note_refusal
-UPDATE airflow_saga.saga SET cause = 'refused', reason = %(reason)s WHERE saga_id = %(saga_id)s AND state = 'RUNNING';
+-- The attach of another clear forgets it, so the clear that it belongs to is kept with it.
+UPDATE airflow_saga.saga
+SET cause = 'refused', reason = %(reason)s, clear_number = greatest(clear_number, %(clear_number)s)
+WHERE saga_id = %(saga_id)s AND state = 'RUNNING';
 
 -- name: lock_step
 SELECT * FROM airflow_saga.step

@@ -84,7 +84,7 @@ class StepVerbs:
             )
             decision = decide_attach(attempt, saga, step, upstream, covering, live)
             if decision.go is Go.REFUSE and decision.spares_saga:
-                self._note_refusal(saga, decision.message)
+                self._note_refusal(saga, decision.message, attempt.clear_number)
             if decision.go in (Go.WAIT, Go.REFUSE):
                 return Attached(decision, saga, step, request=covering or request)
             if decision.go is Go.REDO:
@@ -100,11 +100,12 @@ class StepVerbs:
                 return Attached(decision, saga, step)
             return self._take(attempt, saga, step, decision)
 
-    def _note_refusal(self, saga: SagaRow, message: str) -> None:
+    def _note_refusal(self, saga: SagaRow, message: str, clear_number: int) -> None:
         """The run will fail for a reason that is no failure of its effects: the policy must not undo it for that."""
         if saga.state != SagaState.RUNNING:
             return
-        self.connection.execute(Q.note_refusal, {"saga_id": saga.saga_id, "reason": message})
+        values = {"saga_id": saga.saga_id, "reason": message, "clear_number": clear_number}
+        self.connection.execute(Q.note_refusal, values)
         note(self.connection, "step refused", "airflow", message, saga_id=saga.saga_id)
 
     def _saga_of(self, attempt: Attempt) -> SagaRow:
@@ -244,6 +245,7 @@ class StepVerbs:
                 f"{attempt.label}: it was cleared, but later steps that used its effects were not: "
                 f"{', '.join(standing)}. Clear them too, then clear this task again."
             )
+            self._note_refusal(saga, message, attempt.clear_number)
             return Attached(AttachDecision(Go.REFUSE, message), saga, step)
         if request is not None and request.state == RequestState.FROZEN:
             message = f"{attempt.label}: it was cleared after it had finished; another undo has to end first"

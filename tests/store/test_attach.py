@@ -183,7 +183,7 @@ def test_redo_takes_along_each_later_step_that_was_cleared_and_no_other(scene: S
 
 
 @pytest.mark.parametrize("how", ["acted", "running", "read only"])
-def test_redo_while_a_later_step_stands_is_refused_and_changes_nothing(scene: Scene, how: str) -> None:
+def test_redo_while_a_later_step_stands_is_refused_and_no_failure(scene: Scene, how: str) -> None:
     scene.ran("flight", 1)
     later = scene.attach("hotel", after=["flight"])
     if how == "acted":
@@ -193,11 +193,14 @@ def test_redo_while_a_later_step_stands_is_refused_and_changes_nothing(scene: Sc
         scene.finish(later)
         assert scene.try_attach("flight", **CLEARED).decision.go is Go.WAIT
         return
-    before = scene.tables()
+    before = scene.view
     refused = scene.try_attach("flight", **CLEARED)
     assert refused.decision.go is Go.REFUSE
     assert "hotel. Clear them too" in refused.decision.message
-    assert scene.tables() == before
+    after = scene.view
+    assert (after.steps, after.actions, after.requests) == (before.steps, before.actions, before.requests)
+    assert (after.saga.state, after.saga.cause) == ("RUNNING", "refused")
+    assert scene.requests.fail_and_hint(*scene.run, cause="failure", clear_number=1).request is None
 
 
 def test_a_redo_that_is_refused_neither_reopens_the_saga_nor_withdraws_its_undo(each_scene: Scene) -> None:
@@ -443,3 +446,34 @@ def test_read_only_rows_of_an_older_attempt_are_not_put_in_doubt(scene: Scene) -
         (Effect.READ_ONLY, "DONE"),
         (Effect.READ_ONLY, "FAILED"),
     ]
+
+
+# -- a refusal is no failure ----------------------------------------------------------------------------------------
+
+
+def refused_after_a_redo(scene: Scene, clear_number: int = 1) -> None:
+    """`flight` was undone for a redo; `hotel`, which nobody should have started yet, is refused and fails its task."""
+    scene.ran("flight", 1)
+    scene.undone("flight", request=scene.redo(scene.step("flight")))
+    refused = scene.try_attach("hotel", after=["flight"], clear_number=clear_number)
+    assert refused.decision.go is Go.REFUSE
+    assert scene.saga.cause == "refused"
+
+
+@pytest.mark.parametrize("clear_number", [1, 2])
+def test_a_run_that_fails_because_a_step_was_refused_is_not_undone(
+    each_scene: Scene, clear_number: int
+) -> None:
+    refused_after_a_redo(each_scene, clear_number)
+    each_scene.attach("car", clear_number=clear_number)
+    assert each_scene.saga.cause == "refused", "another branch says nothing about it"
+    decision = each_scene.requests.fail_and_hint(*each_scene.run, cause="failure", clear_number=2)
+    assert (decision.request, each_scene.saga.state) == (None, "FAILED")
+
+
+def test_a_refusal_is_forgotten_once_the_run_was_cleared_and_goes_on(each_scene: Scene) -> None:
+    refused_after_a_redo(each_scene)
+    step = each_scene.attach("flight", max_tries=1, try_number=2, clear_number=2)
+    assert (each_scene.saga.cause, each_scene.saga.reason) == (None, None)
+    assert each_scene.steps.stop_if_held(each_scene.act(step, 1))
+    assert each_scene.hint(clear_number=2).state == "HINTED"

@@ -10,15 +10,16 @@ fixed ones.
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -36,8 +37,52 @@ from tests.store.world import BACKWARDS, TASKS, Call, Process, UndoProcess, Worl
 EXAMPLES = int(os.environ.get("SAGA_STATEFUL_EXAMPLES", "0"))
 OWNERS = ("undo__1", "undo__2")
 A1_SECONDS = 12.0
-tasks = st.sampled_from(list(TASKS))
-picks = st.integers(0, 10_000)
+Draw = Callable[[random.Random], Any]
+
+
+def one_of(*values: Any) -> Draw:
+    return lambda rng: rng.choice(values)
+
+
+def pick(rng: random.Random) -> int:
+    return rng.randrange(10_000)
+
+
+def pick_or_next(rng: random.Random) -> int | None:
+    return pick(rng) if rng.random() < 0.3 else None
+
+
+FLAG = one_of(False, True)
+TASK = one_of(*TASKS)
+OWNER = one_of(*OWNERS)
+ENDS = one_of("confirm", "confirm", "confirm", "fail", "give up", "later", "crash")
+MOVES: dict[str, tuple[Draw, ...]] = {
+    "attach": (TASK,),
+    "begin": (pick,),
+    "act": (pick, one_of(1, 2, 3)),
+    "call_again": (pick, pick),
+    "a_probe_is_asked": (pick, pick),
+    "the_wire_ends": (pick, FLAG),
+    "call_ends": (pick, FLAG),
+    "process_ends": (pick, one_of("finish", "finish", "stop", "crash")),
+    "a_call_lands_after_all": (pick,),
+    "time_passes": (FLAG,),
+    "somebody_stops_it_now": (),
+    "somebody_stops_it": (one_of("cancel", "keep", "undo", "marked failed"), FLAG),
+    "somebody_clears": (TASK, FLAG),
+    "the_run_ends": (FLAG,),
+    "something_smaller": (TASK, one_of("mark", "hold", "release")),
+    "reconciler": (),
+    "deadline": (),
+    "a_person_settles": (pick, FLAG),
+    "freeze": (OWNER, FLAG),
+    "attach_undo": (TASK, OWNER),
+    "undo_goes_on": (pick, pick_or_next, FLAG),
+    "an_undo_run_works": (pick, pick_or_next, FLAG, OWNER),
+    "compensation_ends": (pick, FLAG, ENDS),
+    "settle": (OWNER,),
+}
+"""Every move, and what it is played with."""
 
 
 def effect_of(seq: int) -> str:
@@ -55,6 +100,7 @@ class Play(RuleBasedStateMachine):
             connection.execute("DELETE FROM airflow_saga.saga; DELETE FROM airflow_saga.action")
         self.scene = Scene(self.url)
         self.world = World()
+        self.made: list[str] = []
         self.scene.requests.open_if_new(*self.scene.run)
         self.saga_id = self.scene.saga.saga_id
         self.view = self.look()
@@ -65,10 +111,61 @@ class Play(RuleBasedStateMachine):
         self.view = self.scene.glance(self.saga_id)
         return self.view
 
+    @rule(seed=st.integers(0, 2**32))
+    def somebody_moves(self, seed: int) -> None:
+        # Hypothesis prefers small and equal values, which here would mean the same few moves again and again.
+        rng = random.Random(f"{seed} {len(self.made)}")
+        name = rng.choice(self._likely())
+        drawn = [draw(rng) for draw in MOVES[name]]
+        self.made.append(name)
+        note(f"{name}{tuple(drawn)}")
+        getattr(self, name)(*drawn)
+
+    def _likely(self) -> list[str]:
+        """The moves that can be made now, each as often as it is likely: left alone, chance never gets to an undo."""
+        world, request = self.world, self._open_request()
+        open_calls = [process for process in world.living() if process.open_call]
+        trying = [process for process in world.undos if process.trying]
+        weights = {
+            "attach": 3,
+            "time_passes": 2,
+            "somebody_clears": 1,
+            "the_run_ends": 1,
+            "something_smaller": 1,
+            "reconciler": 1,
+            "somebody_stops_it": 1,
+            "somebody_stops_it_now": self.view.saga.state == "RUNNING",
+            "begin": 3 * bool(world.living()),
+            "act": 2 * bool(world.living()),
+            "call_again": 2 * bool(world.living()),
+            "a_probe_is_asked": 2 * bool(world.living()),
+            "process_ends": 2 * bool(world.living()),
+            "the_wire_ends": 2 * bool(world.on_the_wire()),
+            "call_ends": 3 * bool(open_calls),
+            "a_call_lands_after_all": 2
+            * any(call.landed is False and not call.reported for _, call in world.calls()),
+            "deadline": self.view.saga.mode == "undo",
+            "a_person_settles": bool(self.view.residual),
+            "freeze": bool(request),
+            "attach_undo": bool(request),
+            "settle": 2 * bool(request),
+            "an_undo_run_works": 8 * bool(request),
+            "undo_goes_on": 3 * (len(world.undos) > len(trying)),
+            "compensation_ends": 8 * bool(trying),
+        }
+        return [name for name, weight in weights.items() for _ in range(weight)]
+
     # -- what is there ----------------------------------------------------------------------------------------------
 
     def _pick(self, things: list[Any], pick: int) -> Any:
         return things[pick % len(things)] if things else None
+
+    def _process(self, pick: int) -> Process:
+        """Mostly one that holds its step; now and then one that was fenced and does not know."""
+        living = self.world.living()
+        holding = [process for process in living if self._holds(process)]
+        found: Process = self._pick(holding if holding and pick % 4 else living, pick)
+        return found
 
     def _row(self, action_id: int) -> ActionRow:
         return self.scene.undos.read_action(action_id)[0]
@@ -76,9 +173,6 @@ class Play(RuleBasedStateMachine):
     def _open_request(self) -> RequestRow | None:
         states = ("HINTED", "HELD", "REQUESTED", "FROZEN")
         return next((row for row in self.view.requests if row.state in states), None)
-
-    def _somebody_lives(self) -> bool:
-        return bool(self.world.living())
 
     def _holds(self, process: Process) -> bool:
         mine = process.step
@@ -89,7 +183,6 @@ class Play(RuleBasedStateMachine):
 
     # -- forward ----------------------------------------------------------------------------------------------------
 
-    @rule(task=tasks)
     def attach(self, task: str) -> None:
         before = self.view
         attached = self.scene.try_attach(task, **self.world.attempt(task))
@@ -98,11 +191,8 @@ class Play(RuleBasedStateMachine):
             assert attached.decision.message
             if go is Go.REFUSE:
                 after = self.look()
-                assert (after.saga, after.steps, after.requests) == (
-                    before.saga,
-                    before.steps,
-                    before.requests,
-                )
+                assert (after.steps, after.requests) == (before.steps, before.requests)
+                assert after.saga.state == before.saga.state
             return
         assert before.saga.state not in ("CANCELLING", "PARTIALLY_CANCELLED")
         if before.saga.state in ("CANCELLED", "SUSPENDED"):
@@ -116,10 +206,8 @@ class Play(RuleBasedStateMachine):
         seqs = [row.seq for row in attached.recorded if row.twin_of is None]
         self.world.processes.append(Process(task, step, max(seqs, default=0) + 1))
 
-    @precondition(_somebody_lives)
-    @rule(pick=picks)
     def begin(self, pick: int) -> None:
-        process = self._pick(self.world.living(), pick)
+        process = self._process(pick)
         if process.open_call is not None:
             return
         allowed = self._holds(process) and self.view.saga.state == "RUNNING"
@@ -135,11 +223,9 @@ class Play(RuleBasedStateMachine):
         assert row is not None
         process.calls.append(Call(row.action_id, seq, tries))
 
-    @precondition(_somebody_lives)
-    @rule(pick=picks, count=st.integers(1, 3))
     def act(self, pick: int, count: int) -> None:
         """Calls that begin, take effect and say so."""
-        process = self._pick(self.world.living(), pick)
+        process = self._process(pick)
         for _ in range(count):
             self.begin(pick)
             call = process.open_call
@@ -147,11 +233,9 @@ class Play(RuleBasedStateMachine):
                 self.world.land(call)
                 self._say(process, call, "DONE")
 
-    @precondition(_somebody_lives)
-    @rule(pick=picks, which=picks)
     def call_again(self, pick: int, which: int) -> None:
         """A call that proved not applied is tried again."""
-        process = self._pick(self.world.living(), pick)
+        process = self._process(pick)
         mine = [
             row for row in self.view.actions if row.step_id == process.step.step_id and row.twin_of is None
         ]
@@ -165,11 +249,9 @@ class Play(RuleBasedStateMachine):
         if tries is not None:
             self._called(process, row.seq, tries)
 
-    @precondition(_somebody_lives)
-    @rule(pick=picks, which=picks)
     def a_probe_is_asked(self, pick: int, which: int) -> None:
         """What an earlier attempt left in doubt is found out before the step goes on."""
-        process = self._pick(self.world.living(), pick)
+        process = self._process(pick)
         doubts = [
             row
             for row in self.view.actions
@@ -182,8 +264,6 @@ class Play(RuleBasedStateMachine):
         taken = self.scene.steps.verified_if_held(process.step, row.action_id, state, None, "probe")
         assert not taken or row.action_id not in self._wire(), "A1 was not over"
 
-    @precondition(lambda self: self.world.on_the_wire())
-    @rule(pick=picks, lands=st.booleans())
     def the_wire_ends(self, pick: int, lands: bool) -> None:
         call = self._pick(self.world.on_the_wire(), pick)
         if lands:
@@ -191,8 +271,6 @@ class Play(RuleBasedStateMachine):
         else:
             call.landed = False
 
-    @precondition(lambda self: any(process.open_call for process in self.world.living()))
-    @rule(pick=picks, knows=st.booleans())
     def call_ends(self, pick: int, knows: bool) -> None:
         """It says what became of it, or raises something that says nothing."""
         process = self._pick([process for process in self.world.living() if process.open_call], pick)
@@ -209,10 +287,8 @@ class Play(RuleBasedStateMachine):
         if not self.scene.write(process.step, ended=[outcome]).ended:
             self.scene.lates.record_late(process.step, outcome, idempotent=False)
 
-    @precondition(_somebody_lives)
-    @rule(pick=picks, how=st.sampled_from(["finish", "finish", "stop", "crash"]))
     def process_ends(self, pick: int, how: str) -> None:
-        process = self._pick(self.world.living(), pick)
+        process = self._process(pick)
         if how != "crash" and process.open_call is not None:
             return
         if how == "finish":
@@ -221,10 +297,6 @@ class Play(RuleBasedStateMachine):
             self.scene.steps.stop_if_held(process.step)
         process.die()
 
-    @precondition(
-        lambda self: any(call.landed is False and not call.reported for _, call in self.world.calls())
-    )
-    @rule(pick=picks)
     def a_call_lands_after_all(self, pick: int) -> None:
         """The world breaks A1: a call that was thought dropped takes effect, and its process says so."""
         dropped = [
@@ -244,7 +316,6 @@ class Play(RuleBasedStateMachine):
         self.world.land(landed)
         self.world.undone.discard(landed.action_id)
 
-    @rule(lands=st.booleans())
     def time_passes(self, lands: bool) -> None:
         """A1 is over for every call that is on the wire; living processes kept their lease meanwhile."""
         for call in self.world.on_the_wire():
@@ -258,24 +329,13 @@ class Play(RuleBasedStateMachine):
 
     # -- people, hooks, the reconciler ------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.view.saga.state == "RUNNING")
-    @rule(dice=st.integers(0, 2))
-    def somebody_stops_it_now(self, dice: int) -> None:
+    def somebody_stops_it_now(self) -> None:
         """The call under way is abandoned, and the undo seizes its step at once."""
-        if dice:
-            return
         self._cancel(False, True)
         if self._open_request() is not None:
             self.freeze("undo__1", False)
 
-    @rule(
-        what=st.sampled_from(["cancel", "keep", "undo", "marked failed"]),
-        now=st.booleans(),
-        dice=st.integers(0, 2),
-    )
-    def somebody_stops_it(self, what: str, now: bool, dice: int) -> None:
-        if dice:
-            return  # seldom enough for something to happen in between
+    def somebody_stops_it(self, what: str, now: bool) -> None:
         if what in ("cancel", "keep"):
             self._cancel(what == "keep", now)
         else:
@@ -310,11 +370,9 @@ class Play(RuleBasedStateMachine):
         else:
             assert self.look().saga.state in ("CANCELLING", "CANCELLED")
 
-    @rule(task=tasks, whole_run=st.booleans())
     def somebody_clears(self, task: str, whole_run: bool) -> None:
         self.world.clear(set(TASKS) if whole_run else {task})
 
-    @rule(failed=st.booleans())
     def the_run_ends(self, failed: bool) -> None:
         before = self.view.saga.state
         if failed:
@@ -328,7 +386,6 @@ class Play(RuleBasedStateMachine):
             assert self._open_request() is None
             assert {step.state for step in after.steps} <= {"SUCCEEDED"}
 
-    @rule(task=tasks, what=st.sampled_from(["mark", "hold", "release"]))
     def something_smaller(self, task: str, what: str) -> None:
         request = self._open_request()
         if what == "mark":
@@ -338,7 +395,6 @@ class Play(RuleBasedStateMachine):
         elif request is not None and request.state == "HELD":
             self.scene.requests.release(*self.scene.run, actor="ann")
 
-    @rule()
     def reconciler(self) -> None:
         saga_id = self.view.saga.saga_id
         for row in self.scene.reader.lost_leases():
@@ -346,11 +402,7 @@ class Play(RuleBasedStateMachine):
         self.scene.sweeps.suspend_if_quiet(saga_id)
         self.scene.undos.ask_again_if_due(saga_id)
 
-    @precondition(lambda self: self.view.saga.mode == "undo")
-    @rule(dice=st.integers(0, 7))
-    def deadline(self, dice: int) -> None:
-        if dice:
-            return
+    def deadline(self) -> None:
         for call in self.world.on_the_wire():
             call.landed = False
         self.scene.time_passes(4000)
@@ -359,8 +411,6 @@ class Play(RuleBasedStateMachine):
         for process in self.world.living():
             assert not self._holds(process) or self.scene.step(process.task_id).state != "RUNNING"
 
-    @precondition(lambda self: self.view.residual)
-    @rule(pick=picks, accept=st.booleans())
     def a_person_settles(self, pick: int, accept: bool) -> None:
         row = self._pick(list(self.view.residual), pick)
         answer = "DONE" if self.world.stands(row.action_id) else "FAILED"
@@ -377,8 +427,6 @@ class Play(RuleBasedStateMachine):
 
     # -- the undo ---------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self._open_request() is not None)
-    @rule(owner=st.sampled_from(OWNERS), over=st.booleans())
     def freeze(self, owner: str, over: bool) -> None:
         request = self._open_request()
         assert request is not None
@@ -391,8 +439,6 @@ class Play(RuleBasedStateMachine):
             if request.state == "HINTED":
                 assert before.saga.state == "FAILED", "an automatic undo of a saga that runs again"
 
-    @precondition(lambda self: self._open_request() is not None)
-    @rule(task=tasks, owner=st.sampled_from(OWNERS))
     def attach_undo(self, task: str, owner: str) -> None:
         request = self._open_request()
         assert request is not None
@@ -406,8 +452,6 @@ class Play(RuleBasedStateMachine):
         if attached is not None:
             self.world.undos.append(UndoProcess(attached))
 
-    @precondition(lambda self: any(process.trying is None for process in self.world.undos))
-    @rule(pick=picks, which=st.one_of(st.none(), st.none(), picks), unknown=st.booleans())
     def undo_goes_on(self, pick: int, which: int | None, unknown: bool) -> None:
         """The next action in order, or any one at all: the log has to hold the order itself."""
         self._turn(
@@ -416,8 +460,6 @@ class Play(RuleBasedStateMachine):
             unknown,
         )
 
-    @precondition(lambda self: self._open_request() is not None)
-    @rule(pick=picks, which=st.one_of(st.none(), picks), unknown=st.booleans(), owner=st.sampled_from(OWNERS))
     def an_undo_run_works(self, pick: int, which: int | None, unknown: bool, owner: str) -> None:
         """As its tasks would: freeze, take a seized step if nobody has it, one turn."""
         request = self._open_request()
@@ -486,12 +528,6 @@ class Play(RuleBasedStateMachine):
         assert later == [], "undone before what came after it (P5)"
         process.trying = row
 
-    @precondition(lambda self: any(process.trying for process in self.world.undos))
-    @rule(
-        pick=picks,
-        took=st.booleans(),
-        end=st.sampled_from(["confirm", "confirm", "confirm", "fail", "give up", "later", "crash"]),
-    )
     def compensation_ends(self, pick: int, took: bool, end: str) -> None:
         process = self._pick([process for process in self.world.undos if process.trying], pick)
         row = process.trying
@@ -516,8 +552,6 @@ class Play(RuleBasedStateMachine):
         if taken and end == "confirm":
             self.world.undone.add(row.action_id)
 
-    @precondition(lambda self: self._open_request() is not None)
-    @rule(owner=st.sampled_from(OWNERS))
     def settle(self, owner: str) -> None:
         request = self._open_request()
         assert request is not None
