@@ -48,6 +48,8 @@ def book(kind: str, trip: dict, key: str) -> dict:
         raise NotApplied(str(no)) from no
 
 
+# How long an answer is waited for is said by the actions alone.
+travel.TIMEOUT_SECONDS = 600.0
 ASKED: dict[str, Any] = {"compensate": cancel, "verify": find, "timeout": LONG, "undo_retry": TRIES}
 
 
