@@ -70,6 +70,7 @@ MOVES: dict[str, tuple[Draw, ...]] = {
     "somebody_stops_it_now": (),
     "somebody_stops_it": (one_of("cancel", "keep", "undo", "marked failed"), FLAG),
     "somebody_clears": (TASK, FLAG),
+    "it_runs_again": (),
     "the_run_ends": (FLAG,),
     "something_smaller": (TASK, one_of("mark", "hold", "release")),
     "reconciler": (),
@@ -104,7 +105,19 @@ class Play(RuleBasedStateMachine):
         self.scene.requests.open_if_new(*self.scene.run)
         self.saga_id = self.scene.saga.saga_id
         self.view = self.look()
-        self.attach("flight")
+        self._begins()
+
+    def _begins(self) -> None:
+        """Enough to go wrong: a step that has finished, one after it in the middle of a call, one beside them."""
+        for task, calls in (("flight", 2), ("hotel", 1), ("car", 1)):
+            self.look()
+            self.attach(task)
+            self.look()
+            self.act(len(self.world.processes) - 1, calls)
+            if task == "flight":
+                self.process_ends(0, "finish")
+            if task == "hotel":
+                self.begin(len(self.world.processes) - 2)
         self.look()
 
     def look(self) -> SagaView:
@@ -126,32 +139,34 @@ class Play(RuleBasedStateMachine):
         world, request = self.world, self._open_request()
         open_calls = [process for process in world.living() if process.open_call]
         trying = [process for process in world.undos if process.trying]
+        lives, runs = bool(world.living()), self.view.saga.state == "RUNNING"
+        ended = self.view.saga.state in ("CANCELLED", "SUSPENDED", "COMPLETED", "FAILED")
         weights = {
-            "attach": 3,
+            "attach": 4,
             "time_passes": 2,
             "somebody_clears": 1,
+            "it_runs_again": 6 * ended,
             "the_run_ends": 1,
             "something_smaller": 1,
             "reconciler": 1,
             "somebody_stops_it": 1,
-            "somebody_stops_it_now": self.view.saga.state == "RUNNING",
-            "begin": 3 * bool(world.living()),
-            "act": 2 * bool(world.living()),
-            "call_again": 2 * bool(world.living()),
-            "a_probe_is_asked": 2 * bool(world.living()),
-            "process_ends": 2 * bool(world.living()),
+            "somebody_stops_it_now": runs,
+            "begin": 4 * lives,
+            "act": 4 * (lives and runs),
+            "call_again": 2 * lives,
+            "a_probe_is_asked": 2 * lives,
+            "process_ends": 2 * lives,
             "the_wire_ends": 2 * bool(world.on_the_wire()),
-            "call_ends": 3 * bool(open_calls),
-            "a_call_lands_after_all": 2
-            * any(call.landed is False and not call.reported for _, call in world.calls()),
+            "call_ends": 4 * bool(open_calls),
+            "a_call_lands_after_all": 3 * any(c.landed is False and not c.reported for _, c in world.calls()),
             "deadline": self.view.saga.mode == "undo",
-            "a_person_settles": bool(self.view.residual),
+            "a_person_settles": 2 * bool(self.view.residual),
             "freeze": bool(request),
             "attach_undo": bool(request),
             "settle": 2 * bool(request),
-            "an_undo_run_works": 8 * bool(request),
+            "an_undo_run_works": 10 * bool(request),
             "undo_goes_on": 3 * (len(world.undos) > len(trying)),
-            "compensation_ends": 8 * bool(trying),
+            "compensation_ends": 10 * bool(trying),
         }
         return [name for name, weight in weights.items() for _ in range(weight)]
 
@@ -372,6 +387,11 @@ class Play(RuleBasedStateMachine):
 
     def somebody_clears(self, task: str, whole_run: bool) -> None:
         self.world.clear(set(TASKS) if whole_run else {task})
+
+    def it_runs_again(self) -> None:
+        """All of it is cleared, and Airflow starts the first task."""
+        self.world.clear(set(TASKS))
+        self.attach("flight")
 
     def the_run_ends(self, failed: bool) -> None:
         before = self.view.saga.state
