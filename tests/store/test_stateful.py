@@ -158,7 +158,7 @@ class Play(RuleBasedStateMachine):
             "process_ends": 2 * lives,
             "the_wire_ends": 2 * bool(world.on_the_wire()),
             "call_ends": 4 * bool(open_calls),
-            "a_call_lands_after_all": 3 * any(c.landed is False and not c.reported for _, c in world.calls()),
+            "a_call_lands_after_all": 2 * bool(self._dropped()),
             "deadline": self.view.saga.mode == "undo",
             "a_person_settles": 2 * bool(self.view.residual),
             "freeze": bool(request),
@@ -181,6 +181,14 @@ class Play(RuleBasedStateMachine):
         holding = [process for process in living if self._holds(process)]
         found: Process = self._pick(holding if holding and pick % 4 else living, pick)
         return found
+
+    def _dropped(self) -> list[tuple[Process, Call]]:
+        """Calls that did not take effect, of processes that lost their step and have not said so yet."""
+        return [
+            (process, call)
+            for process, call in self.world.calls()
+            if call.landed is False and not call.reported and not self._holds(process)
+        ]
 
     def _row(self, action_id: int) -> ActionRow:
         return self.scene.undos.read_action(action_id)[0]
@@ -288,8 +296,13 @@ class Play(RuleBasedStateMachine):
 
     def call_ends(self, pick: int, knows: bool) -> None:
         """It says what became of it, or raises something that says nothing."""
-        process = self._pick([process for process in self.world.living() if process.open_call], pick)
+        calling = [process for process in self.world.living() if process.open_call]
+        holding = [process for process in calling if self._holds(process)]
+        process = self._pick(holding if pick % 4 else calling, pick)
+        if process is None:
+            return  # the others take their time: see `a_call_lands_after_all`
         call = process.open_call
+        assert call is not None
         state = "IN_DOUBT"
         if knows and call.landed is not None:
             state = "DONE" if call.landed else "FAILED"
@@ -314,14 +327,7 @@ class Play(RuleBasedStateMachine):
 
     def a_call_lands_after_all(self, pick: int) -> None:
         """The world breaks A1: a call that was thought dropped takes effect, and its process says so."""
-        dropped = [
-            (process, call)
-            for process, call in self.world.calls()
-            if call.landed is False and not call.reported and not self._holds(process)
-        ]
-        if not dropped:
-            return
-        process, call = self._pick(dropped, pick)
+        process, call = self._pick(self._dropped(), pick)
         call.reported = True
         before = {row.action_id for row in self.view.actions}
         outcome = Outcome(call.seq, "DONE", '"late"', tries=call.tries)
@@ -425,11 +431,14 @@ class Play(RuleBasedStateMachine):
     def deadline(self) -> None:
         for call in self.world.on_the_wire():
             call.landed = False
+        before = self.view.steps
         self.scene.time_passes(4000)
         self.scene.undos.expire_if_past_deadline(self.view.saga.saga_id)
         assert self.look().saga.state in ("CANCELLED", "PARTIALLY_CANCELLED")
-        for process in self.world.living():
-            assert not self._holds(process) or self.scene.step(process.task_id).state != "RUNNING"
+        fences = {step.step_id: step.fence for step in self.view.steps}
+        for step in before:
+            if step.state in ("RUNNING", "UNDOING"):
+                assert fences[step.step_id] > step.fence, "the deadline fences all"
 
     def a_person_settles(self, pick: int, accept: bool) -> None:
         row = self._pick(list(self.view.residual), pick)
@@ -507,7 +516,7 @@ class Play(RuleBasedStateMachine):
         row = self._pick(rows, which or 0)
         if row is None:
             return
-        if row.state == "IN_DOUBT" and row.effect == "COMPENSABLE" and not row.probed:
+        if row.state == "IN_DOUBT" and row.effect == "COMPENSABLE" and not row.probed and which is None:
             self._probe(process, row, unknown)
         elif row.effect == "NON_COMPENSABLE" and row.state in ("DONE", "IN_DOUBT"):
             self.scene.undos.settle_action_if_held(process.attached, row, "NON_COMPENSABLE")
@@ -526,6 +535,7 @@ class Play(RuleBasedStateMachine):
         try:
             _, tries = self.scene.undos.write_undo(process.attached, None, self.scene.next_try(row))
         except UndoFencedError:
+            assert self._row(row.action_id) == row, "a fenced undo begins a compensation (P7)"
             self.world.undos.remove(process)
             return
         if tries is None:
@@ -564,9 +574,11 @@ class Play(RuleBasedStateMachine):
             failed=end in ("fail", "give up"),
             reconcile_seconds=5.0 if end == "later" else None,
         )
+        before = self._row(row.action_id)
         try:
             taken, _ = self.scene.undos.write_undo(process.attached, ended, None)
         except UndoFencedError:
+            assert self._row(row.action_id) == before, "a fenced undo overwrites a newer verdict (P7)"
             self.world.undos.remove(process)
             return
         if taken and end == "confirm":
