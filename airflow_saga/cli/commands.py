@@ -19,9 +19,11 @@ from airflow_saga.core.states import ActionState, Mode, RequestState, SagaState
 from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.runtime.codec import encode_masked
 from airflow_saga.settings import Settings, secrets_of_this_process
+from airflow_saga.store.decision import Decision, Verdict
 from airflow_saga.store.overview import Overview
 from airflow_saga.store.reader import Reader
-from airflow_saga.store.requests import Decision, RequestVerbs, Verdict
+from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.resolve import ResolveVerbs
 from airflow_saga.trigger import trigger_undo
 
 PLAN_PREFIX = 8
@@ -269,7 +271,7 @@ def resolve(args: Namespace) -> Answer:
         usage("--note has to say how you know")
     result = _result(args.happened) if isinstance(args.happened, str) else None
     with store() as connection:
-        decision = RequestVerbs(connection).resolve(
+        decision = ResolveVerbs(connection).resolve(
             args.dag_id,
             args.run_id,
             args.action,

@@ -12,7 +12,7 @@ from airflow_saga.platform import SupervisorPlatform
 from airflow_saga.runtime.reconcile import Reconciler
 from airflow_saga.settings import Settings, store_address
 from airflow_saga.store import migrate
-from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.runs import RunVerbs
 
 
 class ReconcileOperator(BaseOperator):
@@ -29,7 +29,7 @@ class ReconcileOperator(BaseOperator):
         try:
             migrate.check(connection)
             report = Reconciler(connection, SupervisorPlatform(), settings.limits()).run_once()
-            RequestVerbs(connection).note_component("reconciler", socket.gethostname(), __version__, None)
+            RunVerbs(connection).note_component("reconciler", socket.gethostname(), __version__, None)
         finally:
             connection.close()
         self.log.info("%s", report)

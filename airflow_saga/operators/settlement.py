@@ -32,7 +32,7 @@ from airflow_saga.operators.compensation import (
 from airflow_saga.operators.review import OPTIONS, question_of
 from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.store.reader import Reader
-from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.resolve import ResolveVerbs
 from airflow_saga.store.undo import Settled, UndoVerbs
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class ApplyOperator(BaseOperator):
             who = (answer.get("responded_by_user") or {}).get("name") or "somebody in Airflow"
             note = (answer.get("params_input") or {}).get("note") or chosen[0]
             try:
-                decision = RequestVerbs(connection).resolve(
+                decision = ResolveVerbs(connection).resolve(
                     self.saga_dag_id, run_id, action_id, to=to, actor=who, note_text=note
                 )
                 self.log.info("%s", decision.message)

@@ -300,7 +300,7 @@ class Dispatcher:
 
     def _show(self) -> None:
         from airflow_saga.plugin import follow
-        from airflow_saga.store.requests import RequestVerbs
+        from airflow_saga.store.runs import RunVerbs
 
         self._show_at = time.monotonic() + SEEN_EVERY_SECONDS
         kind = self._kind() if self._kind is not None else None
@@ -308,7 +308,7 @@ class Dispatcher:
             return
         hook = self._last_hook
         try:
-            RequestVerbs(self._store()).note_component(kind, follow.host_name(), __version__, hook)
+            RunVerbs(self._store()).note_component(kind, follow.host_name(), __version__, hook)
         except (*follow.AWAY, *follow.UNUSABLE) as problem:
             self._store_is_away(problem)
             self._show_at = self._outage.until

@@ -20,9 +20,11 @@ from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.plugin.events import SAGA_TAG, Event, What
 from airflow_saga.settings import forget_addresses, store_address
 from airflow_saga.store.connect import first_line
+from airflow_saga.store.decision import Decision
 from airflow_saga.store.migrate import check
 from airflow_saga.store.reader import Reader
-from airflow_saga.store.requests import Decision, RequestVerbs
+from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.runs import RunVerbs
 from airflow_saga.trigger import trigger_undo
 
 log = logging.getLogger(__name__)
@@ -93,10 +95,10 @@ class Follower:
 
         :raises MetadataUnreadableError: Airflow's database does not answer: look again, too.
         """
-        requests, reader = RequestVerbs(connection), Reader(connection)
+        requests, runs, reader = RequestVerbs(connection), RunVerbs(connection), Reader(connection)
         if event.what is What.RUN_STARTED:
             if self._is_saga_dag(event):
-                requests.open_if_new(event.dag_id, event.run_id)
+                runs.open_if_new(event.dag_id, event.run_id)
             return True
         saga = reader.find(event.dag_id, event.run_id)
         if event.what is What.RUN_MARKED:
@@ -108,9 +110,7 @@ class Follower:
         if event.what is What.TASK_MARKED:
             step = reader.step(saga.saga_id, event.task_id, event.map_index)
             if step is not None and str(step.ti_id) == event.ti_id:
-                marked = requests.mark_step_if_running(
-                    event.dag_id, event.run_id, event.task_id, event.map_index
-                )
+                marked = runs.mark_step_if_running(event.dag_id, event.run_id, event.task_id, event.map_index)
                 log.info("%s%s", event, "" if marked else "; nothing to stop")
             return True
         run = metadata.run_of(event.dag_id, event.run_id)
@@ -118,11 +118,11 @@ class Follower:
             return True
         if event.what is What.RUN_SUCCEEDED:
             if run.state == "success":
-                requests.complete_if_over(event.dag_id, event.run_id)
+                runs.complete_if_over(event.dag_id, event.run_id)
             return run.state != "running"
         if run.state == "failed":
             lost = reader.lost_a_worker(saga.saga_id)
-            self._let_policy_decide(requests, event, run.clear_number, lost)
+            self._let_policy_decide(requests, runs, event, run.clear_number, lost)
         return run.state != "running"
 
     def _is_saga_dag(self, event: Event) -> bool:
@@ -147,11 +147,11 @@ class Follower:
         _start_undo(requests, decision, event)
 
     def _let_policy_decide(
-        self, requests: RequestVerbs, event: Event, clear_number: int, lost_a_worker: bool
+        self, requests: RequestVerbs, runs: RunVerbs, event: Event, clear_number: int, lost_a_worker: bool
     ) -> None:
         timed_out = event.message == TIMED_OUT
         cause = Cause.DAGRUN_TIMEOUT if timed_out else Cause.LOST_WORKER if lost_a_worker else Cause.FAILURE
-        decision = requests.fail_and_hint(
+        decision = runs.fail_and_hint(
             event.dag_id,
             event.run_id,
             cause=cause,

@@ -19,6 +19,7 @@ from airflow_saga.core.states import Cause, SagaState
 from airflow_saga.runtime.ports import Limits, RunPlatform
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.runs import RunVerbs
 from airflow_saga.store.sweep import SweepVerbs
 from airflow_saga.store.undo import UndoVerbs
 
@@ -57,6 +58,7 @@ class Reconciler:
         self.limits = limits
         self.reader = Reader(connection)
         self.requests = RequestVerbs(connection)
+        self.runs = RunVerbs(connection)
         self.undo = UndoVerbs(connection)
         self.sweep = SweepVerbs(connection)
 
@@ -109,12 +111,10 @@ class Reconciler:
         state = self.platform.run_state(saga.dag_id, saga.run_id)
         clear_number = self.platform.run_clear_number(saga.dag_id, saga.run_id)
         if state == "success" and saga.state != SagaState.FAILED:
-            report.completed += (
-                self.requests.complete_if_over(saga.dag_id, saga.run_id) == SagaState.COMPLETED
-            )
+            report.completed += self.runs.complete_if_over(saga.dag_id, saga.run_id) == SagaState.COMPLETED
         elif state == "failed":
             lost = self.reader.lost_a_worker(saga.saga_id)
-            decision = self.requests.fail_and_hint(
+            decision = self.runs.fail_and_hint(
                 saga.dag_id,
                 saga.run_id,
                 cause=Cause.LOST_WORKER if lost else Cause.FAILURE,

@@ -14,8 +14,9 @@ from airflow_saga.core.records import ActionRow, Outcome, RequestRow, SagaRow, S
 from airflow_saga.core.states import ActionState, Cause, Mode, RequestState, SagaState, StepState
 from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
-from airflow_saga.store.requests import close_if_nothing_stands, insert_request, move_saga, widen_request
+from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import note, one, wake
+from airflow_saga.store.saga import close_if_nothing_stands, move_saga
 
 _KEEPS_ITS_STATE = (
     ActionState.COMPENSATING,

@@ -13,7 +13,7 @@ from airflow_saga.core.errors import UnknownSagaError
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
 from airflow_saga.store.queries import Q
 from airflow_saga.store.rows import dicts, many, one
-from airflow_saga.store.undo import plan_of
+from airflow_saga.store.scope import plan_of
 
 
 @dataclass(frozen=True)

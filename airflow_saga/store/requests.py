@@ -1,4 +1,4 @@
-"""Verbs of deciders: cancel, undo, hint, mark, resolve. Each locks the saga row first, so that two decisions never mix.
+"""The request for an undo, and the verbs of who asks for one. Each locks the saga first, so that no two wishes mix.
 
 A decision to stop and its undo request are one transaction; who asked first is in the answer to whoever asks second.
 """
@@ -6,63 +6,20 @@ A decision to stop and its undo request are one transaction; who asked first is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
 import psycopg
 
 from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
-from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import (
-    CAUSE_RANK,
-    NO_POLICY_CAUSES,
-    ActionState,
-    Cause,
-    Effect,
-    Mode,
-    RequestState,
-    SagaState,
-    StepState,
-)
+from airflow_saga.core.records import RequestRow, SagaRow
+from airflow_saga.core.states import CAUSE_RANK, Cause, Mode, RequestState, SagaState
 from airflow_saga.store.connect import retried
+from airflow_saga.store.decision import Decision, Verdict
 from airflow_saga.store.queries import Q
-from airflow_saga.store.rows import dicts, first, many, note, one, wake
-
-_SAID_BY_PEOPLE = (ActionState.COMPENSATED, ActionState.ACCEPTED, ActionState.DONE, ActionState.FAILED)
-_HINTS = (RequestState.HINTED, RequestState.HELD)
-
-
-class Verdict(StrEnum):
-    """What a request to stop or undo came to."""
-
-    CANCELLING = "cancelling"
-    KEEPING = "stopping, effects are kept"
-    QUEUED = "queued behind the undo under way"
-    ALREADY = "already asked for"
-    NOTHING = "cancelled, nothing to undo"
-    CANCELLED = "already cancelled"
-    FINISHED = "already finished"
-    IGNORED = "ignored"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """:ivar message: one sentence for a person: what was decided, by whom, and what to do next."""
-
-    verdict: Verdict
-    message: str
-    saga: SagaRow | None = None
-    request: RequestRow | None = None
-
-    @property
-    def undoes(self) -> bool:
-        return self.request is not None and self.verdict in (
-            Verdict.CANCELLING,
-            Verdict.QUEUED,
-            Verdict.ALREADY,
-        )
+from airflow_saga.store.rows import dicts, note, one, wake
+from airflow_saga.store.saga import lock_or_open_saga, move_saga, steps_with_lease
+from airflow_saga.store.scope import check_signed_plan
 
 
 def insert_request(
@@ -157,60 +114,25 @@ def widen_request(
     return widened
 
 
-def move_saga(
-    connection: psycopg.Connection,
-    saga: SagaRow,
-    state: str,
-    *,
-    mode: str | None = None,
-    cause: str | None = None,
-    actor: str | None = None,
-    reason: str | None = None,
-    stop_clear_number: int = -1,
-    stop_now: bool = False,
-) -> None:
-    """One move of the saga in the caller's transaction, with who and why, and a line of history."""
-    connection.execute(
-        Q.move_saga,
-        {
-            "saga_id": saga.saga_id,
-            "state": state,
-            "mode": mode,
-            "cause": cause,
-            "actor": actor,
-            "reason": reason,
-            "stop_clear_number": stop_clear_number,
-            "stop_now": stop_now,
-        },
+def drop_stale_wish(
+    connection: psycopg.Connection, saga: SagaRow, cause: str, actor: str, clear_number: int
+) -> Decision:
+    """A hook or a reading that tells of the run as it was before a clear; a step has attached since."""
+    detail = f"{cause} of clear {clear_number}; steps attached with {saga.clear_number}"
+    note(connection, "stale wish dropped", actor, detail, saga_id=saga.saga_id)
+    message = (
+        f"{saga.dag_id} / {saga.run_id}: that was before it was cleared and ran again; nothing is undone"
     )
-    detail = ", ".join(part for part in (mode and f"mode {mode}", cause and f"cause {cause}", reason) if part)
-    note(connection, f"saga {saga.state} → {state}", actor or "airflow", detail or None, saga_id=saga.saga_id)
-
-
-def close_if_nothing_stands(
-    connection: psycopg.Connection, saga: SagaRow, step: StepRow, *, actor: str | None, reason: str
-) -> bool:
-    """After the last residual of a step, and of a partly cancelled saga, is settled without an undo."""
-    connection.execute(Q.step_resolved, {"step_id": step.step_id})
-    stands = (first(connection, Q.saga_has_residual, {"saga_id": saga.saga_id}) or {})["stands"]
-    if saga.state != SagaState.PARTIALLY_CANCELLED or stands:
-        return False
-    move_saga(connection, saga, SagaState.CANCELLED, cause=saga.cause, actor=actor, reason=reason)
-    return True
+    return Decision(Verdict.IGNORED, message, saga)
 
 
 class RequestVerbs:
-    """What people, listeners, steps and the reconciler decide. One verb, one transaction."""
+    """What people, hooks and steps ask for. One verb, one transaction."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self.connection = connection
 
     # -- stop and undo ----------------------------------------------------------------------------------------------
-
-    @retried
-    def open_if_new(self, dag_id: str, run_id: str) -> None:
-        """A run of a saga DAG was seen to start: a PENDING row, so that a stop before the first step finds one."""
-        self.connection.execute(Q.insert_saga, _new_saga(dag_id, run_id, SagaState.PENDING))
 
     @retried
     def cancel(
@@ -231,7 +153,7 @@ class RequestVerbs:
         :param run_is_success: the Airflow run has ended well; with no live step the saga has finished too.
         """
         with self.connection.transaction():
-            saga = self._saga_or_new(dag_id, run_id)
+            saga = lock_or_open_saga(self.connection, dag_id, run_id)
             if saga.state in (
                 SagaState.COMPLETED,
                 SagaState.FAILED,
@@ -242,7 +164,11 @@ class RequestVerbs:
                     f"{dag_id} / {run_id} has already ended ({saga.state}); undo it with: airflow saga undo"
                 )
                 return Decision(Verdict.FINISHED, message, saga)
-            if saga.state == SagaState.RUNNING and run_is_success and not self._live(saga):
+            if (
+                saga.state == SagaState.RUNNING
+                and run_is_success
+                and not steps_with_lease(self.connection, saga.saga_id)
+            ):
                 message = f"{dag_id} / {run_id} has already finished; undo it with: airflow saga undo"
                 return Decision(Verdict.FINISHED, message, saga)
             if keep:
@@ -268,7 +194,7 @@ class RequestVerbs:
         and none that was cleared and has run since.
         """
         with self.connection.transaction():
-            saga = self._saga_or_new(dag_id, run_id)
+            saga = lock_or_open_saga(self.connection, dag_id, run_id)
             hooked = cause == Cause.MARKED_FAILED
             if hooked and saga.state not in (SagaState.PENDING, SagaState.RUNNING, SagaState.COMPLETED):
                 return Decision(
@@ -277,9 +203,9 @@ class RequestVerbs:
                     saga,
                 )
             if hooked and clear_number < saga.clear_number:
-                return self._drop(saga, cause, actor, clear_number)
+                return drop_stale_wish(self.connection, saga, cause, actor, clear_number)
             if plan_hash is not None:
-                self._check_signed_plan(saga, plan_hash)
+                check_signed_plan(self.connection, saga, plan_hash)
             return self._stop(saga, cause, actor, reason, clear_number, stop_now)
 
     def _stop(
@@ -329,15 +255,6 @@ class RequestVerbs:
             move_saga(self.connection, saga, SagaState.CANCELLING, mode=Mode.UNDO, stop_now=now, **stop)
         wake(self.connection, saga.saga_id, "cancel")
         return Decision(verdict, f"{where} is being stopped and undone, asked for by {actor}", saga, request)
-
-    def _drop(self, saga: SagaRow, cause: str, actor: str, clear_number: int) -> Decision:
-        """A hook or a reading that tells of the run as it was before a clear; a step has attached since."""
-        detail = f"{cause} of clear {clear_number}; steps attached with {saga.clear_number}"
-        note(self.connection, "stale wish dropped", actor, detail, saga_id=saga.saga_id)
-        message = (
-            f"{saga.dag_id} / {saga.run_id}: that was before it was cleared and ran again; nothing is undone"
-        )
-        return Decision(Verdict.IGNORED, message, saga)
 
     def _join(self, saga: SagaRow, request: RequestRow, ask: dict[str, Any]) -> Decision:
         """The whole run is being undone already: at most this one raises the cause, or adds "now"."""
@@ -394,216 +311,7 @@ class RequestVerbs:
         wake(self.connection, saga.saga_id, "cancel")
         return Decision(Verdict.KEEPING, f"{where} is being stopped, its effects are kept", saga)
 
-    def _saga_or_new(self, dag_id: str, run_id: str) -> SagaRow:
-        row = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
-        if row is None:
-            self.connection.execute(Q.insert_saga, _new_saga(dag_id, run_id, SagaState.PENDING))
-            row = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
-        assert row is not None
-        return row
-
-    def _live(self, saga: SagaRow) -> list[StepRow]:
-        return many(self.connection, StepRow, Q.running_leases, {"saga_id": saga.saga_id, "step_ids": None})
-
-    def _check_signed_plan(self, saga: SagaRow, signed: str) -> None:
-        from airflow_saga.store.undo import plan_of
-
-        running = self._live(saga)
-        if running:
-            raise VerbRefusedError(
-                f"{saga.dag_id} / {saga.run_id}: {running[0].label} is still running, so a plan cannot be exact; "
-                f"stop the saga first, or undo without --plan"
-            )
-        _, now_hash = plan_of(self.connection, saga, None)
-        if now_hash != signed:
-            raise VerbRefusedError(
-                f"{saga.dag_id} / {saga.run_id}: something moved since that plan was made; look again: "
-                f"airflow saga plan"
-            )
-
-    # -- the end of the Airflow run ---------------------------------------------------------------------------------
-
-    @retried
-    def complete_if_over(self, dag_id: str, run_id: str) -> str | None:
-        """The Airflow run was read as success: RUNNING → COMPLETED, or FAILED if a step is undone or stopped."""
-        with self.connection.transaction():
-            saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
-            if saga is None:
-                return None
-            if saga.state == SagaState.PENDING:
-                move_saga(
-                    self.connection, saga, SagaState.COMPLETED, reason="the run ended without a saga step"
-                )
-                return SagaState.COMPLETED
-            if saga.state != SagaState.RUNNING or self._live(saga):
-                return saga.state
-            if one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id}) is not None:
-                return saga.state
-            steps = many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga.saga_id})
-            open_steps = [step.label for step in steps if step.state != StepState.SUCCEEDED]
-            if open_steps:
-                reason = f"the run ended as success with steps that did not: {', '.join(open_steps[:10])}"
-                move_saga(self.connection, saga, SagaState.FAILED, cause="incomplete", reason=reason)
-                return SagaState.FAILED
-            move_saga(self.connection, saga, SagaState.COMPLETED)
-            return SagaState.COMPLETED
-
-    @retried
-    def fail_and_hint(
-        self, dag_id: str, run_id: str, *, cause: str, reason: str | None = None, clear_number: int = 0
-    ) -> Decision:
-        """The Airflow run was read as failed: RUNNING → FAILED, and the policy's hint that an undo is due."""
-        with self.connection.transaction():
-            saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
-            if saga is None:
-                return Decision(Verdict.IGNORED, f"{dag_id} / {run_id} is no saga")
-            if saga.state == SagaState.PENDING:
-                move_saga(
-                    self.connection, saga, SagaState.CANCELLED, cause=cause, stop_clear_number=clear_number
-                )
-                return Decision(
-                    Verdict.NOTHING, f"{dag_id} / {run_id}: no step had begun, nothing to undo", saga
-                )
-            request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
-            if saga.state not in (SagaState.RUNNING, SagaState.FAILED) or request is not None:
-                return Decision(Verdict.IGNORED, f"{dag_id} / {run_id} is {saga.state}", saga, request)
-            if clear_number < saga.clear_number:
-                return self._drop(saga, cause, "airflow", clear_number)
-            # A step was refused: what its own rows say outlives the run's end.
-            if saga.cause in NO_POLICY_CAUSES:
-                cause, reason = saga.cause, saga.reason
-            if saga.state == SagaState.RUNNING:
-                move_saga(self.connection, saga, SagaState.FAILED, cause=cause, reason=reason)
-            if saga.on_failure != "compensate" or cause in NO_POLICY_CAUSES:
-                return Decision(
-                    Verdict.IGNORED, f"{dag_id} / {run_id} has failed; its effects are kept", saga
-                )
-            hint = insert_request(
-                self.connection,
-                saga,
-                scope=None,
-                state=RequestState.HINTED,
-                cause=cause,
-                actor="airflow",
-                reason=reason,
-                clear_number=clear_number,
-            )
-            return Decision(
-                Verdict.CANCELLING, f"{dag_id} / {run_id} has failed and will be undone", saga, hint
-            )
-
-    @retried
-    def mark_step_if_running(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> bool:
-        """Its task instance was marked failed: the attempt is fenced, the run's end decides about an undo.
-
-        Only in a saga that runs: when the run itself was marked, the step may let its call end.
-        """
-        with self.connection.transaction():
-            saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
-            if saga is None or saga.state != SagaState.RUNNING:
-                return False
-            key = {"saga_id": saga.saga_id, "task_id": task_id, "map_index": map_index}
-            step = one(self.connection, StepRow, Q.lock_step, key)
-            if step is None or step.state != StepState.RUNNING:
-                return False
-            self.connection.execute(Q.mark_step, {"step_id": step.step_id})
-            what = "step stopped: its task was marked failed"
-            note(self.connection, what, "airflow", step.label, saga_id=saga.saga_id, step_id=step.step_id)
-            wake(self.connection, saga.saga_id, "step")
-            return True
-
-    # -- a person settles -------------------------------------------------------------------------------------------
-
-    @retried
-    def resolve(
-        self,
-        dag_id: str,
-        run_id: str,
-        action_id: int,
-        *,
-        to: str,
-        actor: str,
-        note_text: str,
-        result: str | None = None,
-    ) -> Decision:
-        """A person says what became of an action: undone by hand, accepted, it happened, it did not.
-
-        :param to: COMPENSATED or ACCEPTED (after an undo), DONE or FAILED (an action in doubt of a stopped step).
-        :raises VerbRefusedError: saying since when by whom, or until when, it is not the moment.
-        """
-        if to not in _SAID_BY_PEOPLE or not note_text.strip():
-            raise VerbRefusedError(
-                f"action {action_id}: a person settles it as {', '.join(_SAID_BY_PEOPLE[:-1])} or "
-                f"{_SAID_BY_PEOPLE[-1]}, with a note that says how it is known; not as {to}, note {note_text!r}"
-            )
-        with self.connection.transaction():
-            saga, step, action = self._action_of(dag_id, run_id, action_id)
-            answers = to in (ActionState.DONE, ActionState.FAILED)
-            self._check_resolvable(saga, step, action, to, answers)
-            values = {"action_id": action_id, "state": to, "note": f"{actor}: {note_text}", "result": result}
-            self.connection.execute(Q.resolve_action, values)
-            note(
-                self.connection,
-                f"action {action.state} → {to}",
-                actor,
-                f"{action.name}: {note_text}",
-                saga_id=saga.saga_id,
-                step_id=step.step_id,
-                action_id=action_id,
-            )
-            if close_if_nothing_stands(
-                self.connection, saga, step, actor=actor, reason="the rest is resolved"
-            ):
-                message = f"{dag_id} / {run_id} is CANCELLED now: nothing is left to settle"
-                return Decision(Verdict.CANCELLED, message, saga)
-            return Decision(Verdict.ALREADY, f"{action.name} is {to} now", saga)
-
-    def _action_of(self, dag_id: str, run_id: str, action_id: int) -> tuple[SagaRow, StepRow, ActionRow]:
-        saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
-        if saga is None:
-            raise UnknownSagaError(f"there is no saga {dag_id} / {run_id}")
-        found = one(self.connection, ActionRow, Q.read_action_row, {"action_id": action_id})
-        if found is None or found.saga_id != saga.saga_id:
-            raise UnknownSagaError(f"{dag_id} / {run_id} has no action {action_id}; see: airflow saga show")
-        step = one(self.connection, StepRow, Q.lock_step_by_id, {"step_id": found.step_id})
-        action = one(self.connection, ActionRow, Q.lock_action, {"action_id": action_id})
-        assert step is not None
-        assert action is not None
-        return saga, step, action
-
-    def _check_resolvable(
-        self, saga: SagaRow, step: StepRow, action: ActionRow, to: str, answers: bool
-    ) -> None:
-        what = f"action {action.action_id} ({action.name} of {step.label})"
-        if action.effect == Effect.READ_ONLY or not action.residual:
-            raise VerbRefusedError(
-                f"{what} is {action.state}: there is nothing to settle"
-                + (f" ({action.note})" if action.note else "")
-            )
-        request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
-        if request is not None and request.state not in _HINTS:
-            raise VerbRefusedError(
-                f"{what}: an undo asked for by {request.actor} is under way; wait for its end"
-            )
-        if answers:
-            if action.state != ActionState.IN_DOUBT or step.state != StepState.STOPPED:
-                raise VerbRefusedError(
-                    f"{what} is {action.state} in a step that is {step.state}: only an action in doubt of a stopped "
-                    f"step can be answered; after an undo use --undone or --accepted"
-                )
-        elif step.state != StepState.PARTLY_UNDONE:
-            raise VerbRefusedError(
-                f"{what}: its step is {step.state}, not PARTLY_UNDONE; undo the saga first"
-            )
-        now = (first(self.connection, Q.now_row, {}) or {})["now"]
-        if action.lands_by is not None and action.lands_by > now:
-            raise VerbRefusedError(
-                f"{what}: a call that did not report may still take effect until {action.lands_by:%H:%M:%S} UTC; "
-                f"settle it then",
-                until=action.lands_by,
-            )
-
-    # -- hints in a mass outage -------------------------------------------------------------------------------------
+    # -- what becomes of a request ----------------------------------------------------------------------------------
 
     @retried
     def release(self, dag_id: str, run_id: str, *, actor: str) -> Decision:
@@ -633,22 +341,3 @@ class RequestVerbs:
     @retried
     def note_triggered(self, request_uuid: UUID) -> None:
         self.connection.execute(Q.note_triggered, {"request_uuid": request_uuid})
-
-    @retried
-    def note_component(self, kind: str, host: str, version: str, hook: str | None) -> None:
-        """This Airflow process has the plugin; ``hook``: the listener hook that was just called in it."""
-        self.connection.execute(
-            Q.note_component, {"kind": kind, "host": host, "version": version, "hook": hook}
-        )
-
-
-def _new_saga(dag_id: str, run_id: str, state: str) -> dict[str, Any]:
-    return {
-        "dag_id": dag_id,
-        "run_id": run_id,
-        "state": state,
-        "cause": None,
-        "actor": None,
-        "reason": None,
-        "stop_clear_number": -1,
-    }

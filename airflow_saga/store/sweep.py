@@ -11,8 +11,8 @@ from airflow_saga.core.records import RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import Mode, SagaState, StepState
 from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
-from airflow_saga.store.requests import move_saga
 from airflow_saga.store.rows import many, note, one, wake
+from airflow_saga.store.saga import move_saga, steps_with_lease
 
 
 class SweepVerbs:
@@ -48,7 +48,7 @@ class SweepVerbs:
             saga = one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": saga_id})
             if saga is None or saga.state != SagaState.CANCELLING or saga.mode != Mode.KEEP:
                 return False
-            busy = many(self.connection, StepRow, Q.running_leases, {"saga_id": saga_id, "step_ids": None})
+            busy = steps_with_lease(self.connection, saga_id)
             if busy or one(self.connection, RequestRow, Q.open_request, {"saga_id": saga_id}) is not None:
                 return False
             for step in many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga_id}):

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from airflow_saga.core.errors import StoreError, UndoFencedError, UndoOutOfOrderError, UnknownSagaError
-from airflow_saga.core.plan import build_plan, comes_after, hash_of
+from airflow_saga.core.plan import comes_after
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import (
     NO_POLICY_CAUSES,
@@ -29,11 +29,11 @@ from airflow_saga.core.states import (
 from airflow_saga.store.connect import retried
 from airflow_saga.store.prepared import Prepared
 from airflow_saga.store.queries import Q
-from airflow_saga.store.requests import insert_request, move_saga
+from airflow_saga.store.requests import insert_request
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
+from airflow_saga.store.saga import move_saga, steps_with_lease
+from airflow_saga.store.scope import GOES_ON, plan_of
 
-GOES_ON = (Cause.DUE, Cause.LATE)
-"""Causes of an undo that nobody asked for anew: what an earlier one gave up still waits for a person."""
 _ENDED = (RequestState.SETTLED, RequestState.WITHDRAWN, RequestState.EXPIRED)
 _SEIZABLE = (
     StepState.RUNNING,
@@ -111,21 +111,6 @@ class Settled:
     saga: SagaRow
     request: RequestRow
     residual: tuple[ActionRow, ...]
-
-
-def plan_of(
-    connection: psycopg.Connection, saga: SagaRow, request: RequestRow | None
-) -> tuple[dict[str, Any], str]:
-    """The plan an undo would freeze now, and its hash. ``request`` None: of the whole run."""
-    steps = many(connection, StepRow, Q.steps_of_saga, {"saga_id": saga.saga_id})
-    from_seq: dict[int, int] = {}
-    if request is not None and not request.whole_run:
-        rows = dicts(connection, Q.scope_of_request, {"request_id": request.request_id})
-        from_seq = {row["step_id"]: row["from_seq"] for row in rows}
-        steps = [step for step in steps if step.step_id in from_seq]
-    actions = many(connection, ActionRow, Q.actions_of_steps, {"step_ids": [step.step_id for step in steps]})
-    plan = build_plan(steps, actions, from_seq, goes_on=request is not None and request.cause in GOES_ON)
-    return plan, hash_of(plan)
 
 
 _WRITE_UNDO = Prepared("saga_write_undo", Q.write_undo)
@@ -209,9 +194,7 @@ class UndoVerbs:
 
     def _holders(self, saga: SagaRow, request: RequestRow) -> list[StepRow]:
         step_ids = None if request.whole_run else [row.step_id for row in self._scope_steps(saga, request)]
-        return many(
-            self.connection, StepRow, Q.running_leases, {"saga_id": saga.saga_id, "step_ids": step_ids}
-        )
+        return steps_with_lease(self.connection, saga.saga_id, step_ids)
 
     def _scope_steps(self, saga: SagaRow, request: RequestRow) -> list[StepRow]:
         if request.whole_run:

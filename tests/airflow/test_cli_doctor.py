@@ -11,7 +11,7 @@ import pytest
 
 from airflow_saga import __version__
 from airflow_saga.settings import forget_addresses
-from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.runs import RunVerbs
 from tests.airflow.conftest import Command
 from tests.airflow.wire import Change, no_notifications, relay, shared_backend
 from tests.store.scene import Scene
@@ -44,7 +44,7 @@ def doctor(airflow_saga_cli: Command) -> Doctor:
 def all_seen(scene: Scene) -> Scene:
     """Every component has shown the plugin a moment ago, and a step has run."""
     for kind in KINDS:
-        RequestVerbs(scene.connection).note_component(kind, "host-1", __version__, "on_starting")
+        RunVerbs(scene.connection).note_component(kind, "host-1", __version__, "on_starting")
     scene.ran("flight", 1)
     return scene
 
@@ -75,7 +75,7 @@ def test_without_a_listener_and_a_reconciler_it_fails(scene: Scene, doctor: Doct
 
 
 def test_a_component_with_another_version_is_warned_of(all_seen: Scene, doctor: Doctor) -> None:
-    RequestVerbs(all_seen.connection).note_component("triggerer", "host-2", "0.0.9", None)
+    RunVerbs(all_seen.connection).note_component("triggerer", "host-2", "0.0.9", None)
     found = doctor.findings()
     assert found["triggerer"]["level"] == "warn"
     assert f"with 0.0.9, while this is {__version__}" in found["triggerer"]["message"]
@@ -134,7 +134,7 @@ def test_a_component_that_airflow_does_not_see_either_is_stopped(all_seen: Scene
 def test_a_host_of_the_past_is_not_mentioned(all_seen: Scene, doctor: Doctor) -> None:
     _age_components(all_seen, timedelta(days=1))
     for kind in KINDS:
-        RequestVerbs(all_seen.connection).note_component(kind, "host-2", __version__, None)
+        RunVerbs(all_seen.connection).note_component(kind, "host-2", __version__, None)
     found = doctor.findings()
     assert set(levels(found).values()) == {"ok"}
     assert found["scheduler"]["message"].startswith("host-2: ")
@@ -164,7 +164,7 @@ def test_a_dag_of_the_past_whose_sagas_are_settled_is_no_failure(all_seen: Scene
     past = Scene(all_seen.url, dag_id="dag_of_last_year")
     past.ran("flight", 1)
     assert doctor.findings()["compensation-dags"]["level"] == "fail"
-    past.requests.complete_if_over(*past.run)
+    past.runs.complete_if_over(*past.run)
     assert doctor.findings()["compensation-dags"]["level"] == "ok"
     past.close()
 

@@ -84,13 +84,13 @@ def test_the_sentence_of_a_running_saga(scene: Scene, show: Show) -> None:
 
 def test_the_sentence_of_a_completed_saga(scene: Scene, show: Show) -> None:
     scene.ran("flight", 1)
-    scene.requests.complete_if_over(*scene.run)
+    scene.runs.complete_if_over(*scene.run)
     assert show.story(scene) == "COMPLETED: 1 action done."
     assert show.moves(scene) == []
 
 
 def test_the_sentence_of_a_saga_that_has_not_begun(scene: Scene, show: Show) -> None:
-    scene.requests.open_if_new(*scene.run)
+    scene.runs.open_if_new(*scene.run)
     assert show.story(scene) == "PENDING: no step has begun."
 
 
@@ -102,7 +102,7 @@ def test_the_sentence_of_a_partly_cancelled_saga(partly: Scene, show: Show) -> N
 
 def test_the_sentence_of_a_cancelled_saga_counts_what_a_person_accepted(partly: Scene, show: Show) -> None:
     for action in partly.view.residual:
-        partly.requests.resolve(*partly.run, action.action_id, to="ACCEPTED", actor="bob", note_text="fine")
+        partly.resolves.resolve(*partly.run, action.action_id, to="ACCEPTED", actor="bob", note_text="fine")
     assert show.story(partly) == (
         "CANCELLED: asked for by alice at T (wrong dates); "
         "1 undone, 3 accepted as they are, nothing else stands."
@@ -119,7 +119,7 @@ def test_the_sentence_of_a_cancelled_saga(scene: Scene, show: Show) -> None:
 
 
 def test_the_sentence_of_a_cancel_before_the_first_step(scene: Scene, show: Show) -> None:
-    scene.requests.open_if_new(*scene.run)
+    scene.runs.open_if_new(*scene.run)
     scene.requests.cancel(*scene.run, actor="alice")
     assert show.story(scene) == "CANCELLED: asked for by alice at T; no action had begun."
 
@@ -194,7 +194,7 @@ def test_an_action_in_doubt_of_a_stopped_step_asks_for_an_answer(scene: Scene, s
     scene.begin(step)
     scene.end(step, 1, "IN_DOUBT", own=False, error="no answer")
     scene.steps.stop_if_held(step)
-    scene.requests.fail_and_hint(*scene.run, cause="failure")
+    scene.runs.fail_and_hint(*scene.run, cause="failure")
     (standing,) = show.data(scene)["standing"]
     assert standing["why"] == "nobody knows whether it took effect: no answer"
     wait, *answers = standing["next"]
@@ -243,7 +243,7 @@ def test_an_undo_under_way_names_its_run(scene: Scene, show: Show) -> None:
 
 def test_a_failed_run_whose_effects_are_kept_says_so(scene: Scene, show: Show) -> None:
     scene.stopped("flight", 1, on_failure="keep")
-    scene.requests.fail_and_hint(*scene.run, cause="failure")
+    scene.runs.fail_and_hint(*scene.run, cause="failure")
     assert show.moves(scene)[-1] == f"airflow saga undo {scene.dag_id} {scene.run_id}"
     assert "since on_failure is 'keep'" in show.data(scene)["next"][0]["what"]
 
@@ -296,7 +296,7 @@ def test_a_late_answer_is_in_the_timeline(scene: Scene, show: Show) -> None:
 
 def test_a_resolution_is_in_the_timeline_with_its_note(partly: Scene, show: Show) -> None:
     number = partly.action(1, "pay").action_id
-    partly.requests.resolve(*partly.run, number, to="COMPENSATED", actor="bob", note_text="called the bank")
+    partly.resolves.resolve(*partly.run, number, to="COMPENSATED", actor="bob", note_text="called the bank")
     resolved = [entry for entry in show.data(partly)["timeline"] if entry["kind"] == "person"]
     assert [(entry["who"], entry["action"]) for entry in resolved] == [("bob", number)]
     assert "called the bank" in resolved[0]["detail"]

@@ -385,7 +385,7 @@ def test_prune_deletes_the_actions_of_old_settled_sagas_when_told_to(
     scene: Scene, airflow_saga_cli: Command
 ) -> None:
     scene.ran("flight", 1, 2)
-    scene.requests.complete_if_over(*scene.run)
+    scene.runs.complete_if_over(*scene.run)
     young = airflow_saga_cli("prune", "--yes")
     nothing = "nothing to delete: no settled saga has been at rest for more than 90 days"
     assert (young.code, young.out) == (0, f"{nothing}\n")
@@ -400,7 +400,7 @@ def test_prune_deletes_the_actions_of_old_settled_sagas_when_told_to(
 
 def test_prune_keeps_for_as_long_as_it_is_told(scene: Scene, airflow_saga_cli: Command) -> None:
     scene.ran("flight", 1)
-    scene.requests.complete_if_over(*scene.run)
+    scene.runs.complete_if_over(*scene.run)
     scene.time_passes(10 * 86_400)
     assert data_of(airflow_saga_cli, "prune", "--yes")["deleted_actions"] == 0
     assert data_of(airflow_saga_cli, "prune", "--yes", "--retention-days", 9)["deleted_actions"] == 1

@@ -33,6 +33,7 @@ from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.store.connect import Address
 from airflow_saga.store.late import LateVerbs
 from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.runs import RunVerbs
 from airflow_saga.store.steps import StepVerbs
 from airflow_saga.store.undo import UndoVerbs
 from dags.support import travel
@@ -41,7 +42,7 @@ from tests.runtime.lab import RunPlace, TaskPlace
 
 Scenario = dict[str, Any]
 
-VERBS: tuple[type, ...] = (StepVerbs, LateVerbs, UndoVerbs, RequestVerbs)
+VERBS: tuple[type, ...] = (StepVerbs, LateVerbs, UndoVerbs, RequestVerbs, RunVerbs)
 CALLS = {"POST": "call", "GET": "lookup", "DELETE": "uncall"}
 """What a call to the world is named as a point to die at, by its HTTP method."""
 

@@ -26,8 +26,11 @@ from airflow_saga.runtime.secrecy import KnownSecrets
 from airflow_saga.runtime.step import StepResult, StepRun
 from airflow_saga.runtime.undo import StepUndo, UndoReport
 from airflow_saga.store.connect import Address
+from airflow_saga.store.decision import Decision
 from airflow_saga.store.reader import Reader, SagaView
-from airflow_saga.store.requests import Decision, RequestVerbs
+from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.resolve import ResolveVerbs
+from airflow_saga.store.runs import RunVerbs
 from airflow_saga.store.undo import Freeze, Settled, UndoVerbs
 from tests.support.world import View
 
@@ -198,6 +201,14 @@ class Lab:
     @property
     def requests(self) -> RequestVerbs:
         return RequestVerbs(self.connection)
+
+    @property
+    def runs(self) -> RunVerbs:
+        return RunVerbs(self.connection)
+
+    @property
+    def resolves(self) -> ResolveVerbs:
+        return ResolveVerbs(self.connection)
 
     @property
     def undo_verbs(self) -> UndoVerbs:

@@ -23,7 +23,7 @@ from airflow_saga.core.errors import (
     StepWaitError,
 )
 from airflow_saga.runtime.step import StepCleared, StepGivenBack
-from airflow_saga.store.requests import Verdict
+from airflow_saga.store.decision import Verdict
 from tests.runtime import deeds
 from tests.runtime.lab import LIMITS, Lab, Running, TaskPlace, wait_until
 
@@ -181,7 +181,7 @@ def test_c90_a_cancel_that_races_the_end_gets_an_answer_that_the_end_agrees_with
         decision = deciding.result()
         verdicts.append(decision.verdict)
         if not cancelled:
-            lab.requests.complete_if_over(lab.dag_id, run)
+            lab.runs.complete_if_over(lab.dag_id, run)
         state = lab.saga_state(run)
         if decision.verdict is Verdict.FINISHED:
             assert not cancelled
@@ -284,7 +284,7 @@ def test_c08_an_answer_after_the_mark_is_kept_with_its_result_and_undone_once(la
     assert lab.carry_out(request.request_uuid).saga.state == "CANCELLED"
     (undone,) = lab.world.undo_calls()
     assert undone["id"] == lab.world.calls("flights")[0]["id"]
-    assert lab.requests.complete_if_over(lab.dag_id, "r") == "CANCELLED"
+    assert lab.runs.complete_if_over(lab.dag_id, "r") == "CANCELLED"
 
 
 def test_a_late_answer_after_the_undo_reopens_the_saga_and_is_undone(lab: Lab) -> None:

@@ -548,7 +548,7 @@ def test_a_step_that_is_taken_over_ends_by_itself_and_its_answer_is_kept(lab: La
     lab.world.tell("hold", "flights", times=1)
     first = lab.start(lambda saga: [deeds.book_patiently("flights"), deeds.book("hotels")])
     lab.world.await_received("flights")
-    assert lab.requests.mark_step_if_running(lab.dag_id, "r", "t", -1)
+    assert lab.runs.mark_step_if_running(lab.dag_id, "r", "t", -1)
     lab.world.release("flights")
     from airflow_saga.core.errors import StepFencedError
 
@@ -570,7 +570,7 @@ def test_a_call_held_up_for_more_than_a_second_asks_again_whether_it_may_begin(l
         if not stood:
             stood.append(True)
             time.sleep(1.2)
-            lab.requests.mark_step_if_running(lab.dag_id, "r", "t", -1)
+            lab.runs.mark_step_if_running(lab.dag_id, "r", "t", -1)
         return original(intent_sent)
 
     original = drive._in_time

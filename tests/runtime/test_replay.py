@@ -255,7 +255,7 @@ def test_a_person_may_answer_for_the_probe(lab: Lab, happened: bool) -> None:
     wait_until(lambda: lab.undo_verbs.read_action(row.action_id)[1] > row.lands_by, f"A1 is over ({now})")
     to = "DONE" if happened else "FAILED"
     result = '{"id": "found by phone"}' if happened else None
-    lab.requests.resolve(
+    lab.resolves.resolve(
         lab.dag_id, "r", row.action_id, to=to, actor="ann", note_text="phoned", result=result
     )
     again = lab.step(lambda saga: deeds.book_quickly_blind("flights"), try_number=2)

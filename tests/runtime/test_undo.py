@@ -22,7 +22,7 @@ from airflow_saga.core.errors import (
     UndoOutOfOrderError,
 )
 from airflow_saga.core.records import ActionRecord, Applied, Later
-from airflow_saga.store.requests import Verdict
+from airflow_saga.store.decision import Verdict
 from airflow_saga.store.undo import Freeze
 from dags.support import travel
 from tests.runtime import deeds
@@ -364,7 +364,7 @@ def test_a_doubt_that_nobody_can_end_goes_to_a_person_and_the_rest_is_undone(lab
     assert "has no verify probe" in (settled.residual[0].error or "")
     assert undone_kinds(lab) == ["cars", "flights"]
     assert settled.saga.state == "PARTIALLY_CANCELLED"
-    decision = lab.requests.resolve(
+    decision = lab.resolves.resolve(
         lab.dag_id, "r", settled.residual[0].action_id, to="COMPENSATED", actor="ann", note_text="by phone"
     )
     assert lab.saga_state() == "CANCELLED", decision

@@ -22,6 +22,8 @@ from airflow_saga.store.late import LateVerbs
 from airflow_saga.store.queries import Q
 from airflow_saga.store.reader import Reader, SagaView
 from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.resolve import ResolveVerbs
+from airflow_saga.store.runs import RunVerbs
 from airflow_saga.store.steps import Attached, StepVerbs, Written
 from airflow_saga.store.sweep import SweepVerbs
 from airflow_saga.store.undo import EndedTry, Freeze, NextTry, Settled, UndoAttached, UndoVerbs
@@ -44,6 +46,8 @@ class Scene:
         self.connection = Address(url).open()
         self.steps = StepVerbs(self.connection)
         self.requests = RequestVerbs(self.connection)
+        self.runs = RunVerbs(self.connection)
+        self.resolves = ResolveVerbs(self.connection)
         self.undos = UndoVerbs(self.connection)
         self.lates = LateVerbs(self.connection)
         self.sweeps = SweepVerbs(self.connection)
@@ -216,7 +220,7 @@ class Scene:
         return self._asked(self.requests.undo(*self.run, **{"actor": "ann", **more}).request)
 
     def hint(self, **more: Any) -> RequestRow:
-        return self._asked(self.requests.fail_and_hint(*self.run, **{"cause": "failure", **more}).request)
+        return self._asked(self.runs.fail_and_hint(*self.run, **{"cause": "failure", **more}).request)
 
     def redo(self, step: StepRow, others: Iterable[str] = (), **more: Any) -> RequestRow:
         """The task of a finished step is cleared, and its new attempt asks for the redo."""

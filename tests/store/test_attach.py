@@ -35,12 +35,12 @@ def test_the_first_attach_makes_saga_and_step_and_keeps_the_policies_of_the_dag(
 
 
 def test_a_pending_saga_runs_once_a_step_attaches(scene: Scene) -> None:
-    scene.requests.open_if_new(*scene.run)
+    scene.runs.open_if_new(*scene.run)
     assert scene.saga.state == "PENDING"
-    scene.requests.open_if_new(*scene.run)
+    scene.runs.open_if_new(*scene.run)
     scene.attach()
     assert scene.saga.state == "RUNNING"
-    scene.requests.open_if_new(*scene.run)
+    scene.runs.open_if_new(*scene.run)
     assert scene.saga.state == "RUNNING"
 
 
@@ -50,7 +50,7 @@ def test_each_index_of_a_mapped_task_is_a_step_of_its_own(scene: Scene) -> None:
     assert first.step_id != second.step_id
     assert (first.label, second.label) == ("rooms[0]", "rooms[1]")
     scene.act(first, 1)
-    assert scene.requests.mark_step_if_running(*scene.run, "rooms", 0)
+    assert scene.runs.mark_step_if_running(*scene.run, "rooms", 0)
     assert scene.step("rooms", 1).state == "RUNNING"
 
 
@@ -200,7 +200,7 @@ def test_redo_while_a_later_step_stands_is_refused_and_no_failure(scene: Scene, 
     after = scene.view
     assert (after.steps, after.actions, after.requests) == (before.steps, before.actions, before.requests)
     assert (after.saga.state, after.saga.cause) == ("RUNNING", "refused")
-    assert scene.requests.fail_and_hint(*scene.run, cause="failure", clear_number=1).request is None
+    assert scene.runs.fail_and_hint(*scene.run, cause="failure", clear_number=1).request is None
 
 
 def test_a_redo_that_is_refused_neither_reopens_the_saga_nor_withdraws_its_undo(each_scene: Scene) -> None:
@@ -415,7 +415,7 @@ def test_an_attach_reopens_a_failed_saga_and_withdraws_its_hint(each_scene: Scen
 
 def test_an_attach_reopens_a_completed_saga(scene: Scene) -> None:
     scene.ran("flight", 1)
-    assert scene.requests.complete_if_over(*scene.run) == "COMPLETED"
+    assert scene.runs.complete_if_over(*scene.run) == "COMPLETED"
     scene.attach("hotel", after=["flight"], clear_number=1)
     assert scene.saga.state == "RUNNING"
 
@@ -467,7 +467,7 @@ def test_a_run_that_fails_because_a_step_was_refused_is_not_undone(
     refused_after_a_redo(each_scene, clear_number)
     each_scene.attach("car", clear_number=clear_number)
     assert each_scene.saga.cause == "refused", "another branch says nothing about it"
-    decision = each_scene.requests.fail_and_hint(*each_scene.run, cause="failure", clear_number=2)
+    decision = each_scene.runs.fail_and_hint(*each_scene.run, cause="failure", clear_number=2)
     assert (decision.request, each_scene.saga.state) == (None, "FAILED")
 
 

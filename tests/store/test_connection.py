@@ -20,6 +20,7 @@ from airflow_saga.store import signals
 from airflow_saga.store.connect import TRANSIENT_TRIES, Address, behind_pooler
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.runs import RunVerbs
 from airflow_saga.store.steps import StepVerbs
 from airflow_saga.store.sweep import SweepVerbs
 from airflow_saga.store.undo import EndedTry
@@ -124,7 +125,7 @@ VERBS: dict[str, Callable[[Scene], object]] = {
     ),
     "finish": lambda scene: scene.end(scene.step(), 1) and scene.finish(scene.step()),
     "cancel": lambda scene: scene.cancel(),
-    "mark": lambda scene: scene.requests.mark_step_if_running(*scene.run, "flight", -1),
+    "mark": lambda scene: scene.runs.mark_step_if_running(*scene.run, "flight", -1),
     "fail": lambda scene: scene.hint(),
     "late": lambda scene: scene.lates.record_late(scene.step(), Outcome(1, "DONE"), idempotent=False),
     "freeze": lambda scene: scene.freeze(scene.cancel(stop_now=True)),
@@ -178,7 +179,7 @@ def test_c78_a_refusal_that_does_not_end_is_told_after_a_bounded_time(own_scene:
 def test_c78_ten_parallel_steps_that_fail_together_leave_one_undo(own_scene: Scene) -> None:
     def fail(number: int) -> int:
         with Address(own_scene.url).open() as connection:
-            steps, requests = StepVerbs(connection), RequestVerbs(connection)
+            steps, runs = StepVerbs(connection), RunVerbs(connection)
             task = f"branch_{number}"
             step = steps.attach_if_allowed(own_scene.attempt(task)).step
             assert step is not None
@@ -186,7 +187,7 @@ def test_c78_ten_parallel_steps_that_fail_together_leave_one_undo(own_scene: Sce
             assert steps.write_forward(step, [Outcome(1, "FAILED")], []).ended == {1}
             assert steps.stop_if_held(step)
             barrier.wait(30)
-            requests.fail_and_hint(*own_scene.run, cause="failure")
+            runs.fail_and_hint(*own_scene.run, cause="failure")
             return begun
 
     barrier = threading.Barrier(10)
@@ -386,7 +387,7 @@ def test_c71_long_names_and_large_params_are_committed_and_the_wake_up_arrives(e
         lambda scene: scene.cancel(),
         lambda scene: scene.requests.cancel(*scene.run, actor="ann", keep=True),
         lambda scene: scene.ask(cause="marked_failed"),
-        lambda scene: scene.requests.mark_step_if_running(*scene.run, "flight", -1),
+        lambda scene: scene.runs.mark_step_if_running(*scene.run, "flight", -1),
     ],
 )
 def test_every_decision_that_concerns_a_running_step_wakes_it(scene: Scene, decide) -> None:  # type: ignore[no-untyped-def]

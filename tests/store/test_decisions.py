@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_saga.core.errors import VerbRefusedError
-from airflow_saga.store.requests import Verdict
+from airflow_saga.store.decision import Verdict
 from tests.store.scene import Scene
 
 
@@ -29,7 +29,7 @@ def partly_cancelled(scene: Scene) -> None:
 @pytest.mark.parametrize("how", ["cancel", "keep", "undo", "marked failed"])
 def test_c89_a_run_that_no_step_began_is_cancelled_at_once(each_scene: Scene, known: bool, how: str) -> None:
     if known:
-        each_scene.requests.open_if_new(*each_scene.run)
+        each_scene.runs.open_if_new(*each_scene.run)
     ask = {"actor": "ann", "reason": "wrong date", "clear_number": 2}
     if how == "undo":
         decision = each_scene.requests.undo(*each_scene.run, **ask)  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ def test_c90_cancel_of_a_saga_that_has_ended_changes_nothing_and_offers_undo(
     else:
         scene.ran("flight", 1)
         if state == "COMPLETED":
-            scene.requests.complete_if_over(*scene.run)
+            scene.runs.complete_if_over(*scene.run)
         elif state == "FAILED":
             scene.hint()
         else:
@@ -224,7 +224,7 @@ def test_marking_the_run_failed_does_not_undo_what_was_kept(scene: Scene, suspen
     before = scene.tables()
     decision = scene.requests.undo(*scene.run, actor="airflow", cause="marked_failed")
     assert decision.verdict is Verdict.IGNORED
-    hint = scene.requests.fail_and_hint(*scene.run, cause="failure")
+    hint = scene.runs.fail_and_hint(*scene.run, cause="failure")
     assert (hint.verdict, hint.request) == (Verdict.IGNORED, None)
     assert scene.tables() == before
 
@@ -237,7 +237,7 @@ def test_marking_the_run_failed_does_not_undo_what_was_kept(scene: Scene, suspen
 def test_undo_of_a_saga_that_runs_or_has_completed(each_scene: Scene, state: str, cause: str) -> None:
     each_scene.ran("flight", 1)
     if state == "COMPLETED":
-        each_scene.requests.complete_if_over(*each_scene.run)
+        each_scene.runs.complete_if_over(*each_scene.run)
     decision = each_scene.requests.undo(*each_scene.run, actor="ann", cause=cause, clear_number=1)
     assert (decision.verdict, each_scene.saga.state) == (Verdict.CANCELLING, "CANCELLING")
     assert (each_scene.saga.cause, each_scene.saga.stop_clear_number) == (cause, 1)
@@ -251,7 +251,7 @@ def test_a_person_may_undo_what_ended_otherwise_and_a_hook_may_not(scene: Scene,
     else:
         scene.stopped("flight", 1, on_failure="keep")
         if state == "FAILED":
-            assert scene.requests.fail_and_hint(*scene.run, cause="failure").verdict is Verdict.IGNORED
+            assert scene.runs.fail_and_hint(*scene.run, cause="failure").verdict is Verdict.IGNORED
         else:
             keep(scene)
             scene.sweeps.suspend_if_quiet(scene.saga.saga_id)
@@ -391,7 +391,7 @@ def test_a_hook_that_is_older_than_the_newest_attach_is_dropped_and_noted(each_s
     late = each_scene.requests.undo(*each_scene.run, actor="airflow", cause="marked_failed", clear_number=0)
     assert late.verdict is Verdict.IGNORED
     assert "before it was cleared" in late.message
-    failed = each_scene.requests.fail_and_hint(*each_scene.run, cause="failure", clear_number=0)
+    failed = each_scene.runs.fail_and_hint(*each_scene.run, cause="failure", clear_number=0)
     assert failed.verdict is Verdict.IGNORED
     assert (each_scene.saga.state, each_scene.view.requests) == ("RUNNING", ())
     assert each_scene.history[-2:] == ["stale wish dropped", "stale wish dropped"]
@@ -403,7 +403,7 @@ def test_a_hook_that_is_older_than_the_newest_attach_is_dropped_and_noted(each_s
 
 def test_a_signed_plan_is_carried_out_only_if_nothing_moved(each_scene: Scene) -> None:
     each_scene.stopped("flight", 1, 2)
-    each_scene.requests.complete_if_over(*each_scene.run)
+    each_scene.runs.complete_if_over(*each_scene.run)
     plan, digest = each_scene.reader.plan(*each_scene.run)
     assert [row["seq"] for row in plan["steps"][0]["actions"]] == [2, 1]
     with pytest.raises(VerbRefusedError, match="something moved since"):

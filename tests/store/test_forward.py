@@ -47,7 +47,7 @@ def test_begin_writes_the_intent_and_until_when_the_call_may_land(each_scene: Sc
         lambda scene: scene.ask(cause="marked_failed"),
         lambda scene: scene.hint(),
         lambda scene: scene.freeze(scene.cancel(stop_now=True)),
-        lambda scene: scene.requests.mark_step_if_running(*scene.run, "flight", -1),
+        lambda scene: scene.runs.mark_step_if_running(*scene.run, "flight", -1),
         lambda scene: scene.attach(try_number=2),
         lambda scene: scene.steps.stop_if_held(scene.step()),
         lambda scene: scene.steps.finish_if_held(scene.step(), None, False),
@@ -215,7 +215,7 @@ def test_a_result_that_could_not_be_kept_is_said_to_be_lost(scene: Scene) -> Non
 def test_an_outcome_of_a_fenced_attempt_is_not_taken_here(scene: Scene) -> None:
     step = scene.attach()
     assert scene.begin(step, 1)
-    scene.requests.mark_step_if_running(*scene.run, "flight", -1)
+    scene.runs.mark_step_if_running(*scene.run, "flight", -1)
     written = scene.write(step, ended=[Outcome(1, "DONE")])
     assert (written.ended, written.fence, written.step_state) == (frozenset(), 2, "STOPPED")
     assert scene.action().state == "PENDING", "it stays until A1 is over; a late answer or the sweep ends it"
@@ -379,7 +379,7 @@ def test_a_heartbeat_after_the_step_is_lost_holds_nothing(scene: Scene, end: str
     elif end == "finished":
         scene.finish(step)
     else:
-        scene.requests.mark_step_if_running(*scene.run, "flight", -1)
+        scene.runs.mark_step_if_running(*scene.run, "flight", -1)
     before = scene.tables()
     assert not scene.steps.heartbeat_if_held(step, 15, '"x"', True).held
     assert scene.tables() == before

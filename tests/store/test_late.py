@@ -69,7 +69,7 @@ def test_a_late_no_is_proof_and_the_call_may_be_tried_again(each_scene: Scene) -
 
 def test_the_answer_of_a_step_that_was_marked_failed_completes_its_open_call(scene: Scene) -> None:
     step = orphan(scene)
-    scene.requests.mark_step_if_running(*scene.run, "flight", -1)
+    scene.runs.mark_step_if_running(*scene.run, "flight", -1)
     assert late(scene, step) == "completed after its step was taken over"
     assert (scene.action().state, scene.action().result) == ("DONE", '"late"')
     assert scene.step().state == "STOPPED"
@@ -78,7 +78,7 @@ def test_the_answer_of_a_step_that_was_marked_failed_completes_its_open_call(sce
 def test_a_fenced_call_that_timed_out_may_still_land(scene: Scene) -> None:
     """It reports that it does not know: that is no answer, so A1 goes on."""
     step = orphan(scene)
-    scene.requests.mark_step_if_running(*scene.run, "flight", -1)
+    scene.runs.mark_step_if_running(*scene.run, "flight", -1)
     lands_by = scene.action().lands_by
     late(scene, step, Outcome(1, "IN_DOUBT", error="timed out", own=False))
     row = scene.action()
@@ -165,7 +165,7 @@ def test_a_no_of_a_later_try_speaks_for_that_try_only(scene: Scene) -> None:
     intent = scene.intent(second, 1, max_tries=3, idempotent=True)
     assert scene.steps.retry_if_allowed(second, intent)[0] == 2
     assert step.fence < second.fence
-    scene.requests.mark_step_if_running(*scene.run, "flight", -1)
+    scene.runs.mark_step_if_running(*scene.run, "flight", -1)
     scene.lates.record_late(second, Outcome(1, "FAILED", tries=2), idempotent=True)
     row = scene.action()
     assert (row.state, row.in_doubt) == ("IN_DOUBT", True)
@@ -245,7 +245,7 @@ def test_a_late_yes_changes_nothing_where_the_undo_already_takes_it_for_done(
 
 def test_a_late_yes_changes_nothing_that_a_person_accepted(scene: Scene) -> None:
     step = undone_by_probe(scene, "unknown")
-    scene.requests.resolve(
+    scene.resolves.resolve(
         *scene.run, scene.action().action_id, to="ACCEPTED", actor="ann", note_text="never mind"
     )
     assert scene.saga.state == "CANCELLED"
@@ -304,7 +304,7 @@ def test_in_any_other_state_of_the_saga_the_undo_covers_that_step_only(scene: Sc
     if state == "SUSPENDED":
         assert scene.sweeps.suspend_if_quiet(scene.saga.saga_id)
     if state == "FAILED":
-        scene.requests.fail_and_hint(*scene.run, cause="refused", clear_number=1)
+        scene.runs.fail_and_hint(*scene.run, cause="refused", clear_number=1)
     if state == "COMPLETED":
         scene.sql(
             "UPDATE airflow_saga.saga SET state = 'COMPLETED'"

@@ -49,14 +49,14 @@ def saga_in(scene: Scene, state: str | None) -> None:
     if state is None:
         return
     if state == "PENDING":
-        scene.requests.open_if_new(*scene.run)
+        scene.runs.open_if_new(*scene.run)
         return
     if state == "RUNNING":
         scene.act(scene.attach(), 1)
         return
     scene.ran("flight", 1) if state == "COMPLETED" else scene.stopped("flight", 1)
     if state == "COMPLETED":
-        scene.requests.complete_if_over(*scene.run)
+        scene.runs.complete_if_over(*scene.run)
     elif state == "FAILED":
         scene.hint()
     elif state in ("SUSPENDED", "CANCELLING"):
@@ -94,7 +94,7 @@ def frozen_now(scene: Scene, **more: Any) -> tuple[StepRow, UndoAttached]:
 @play("saga", "open")
 def _open(scene: Scene, move: Move) -> Iterator[Any]:
     yield
-    scene.requests.open_if_new(*scene.run)
+    scene.runs.open_if_new(*scene.run)
 
 
 @play("saga", "start", "reopen")
@@ -117,16 +117,16 @@ def _none_acted(scene: Scene, move: Move) -> Iterator[Any]:
     saga_in(scene, "PENDING")
     yield
     if move.target == "COMPLETED":
-        scene.requests.complete_if_over(*scene.run)
+        scene.runs.complete_if_over(*scene.run)
     else:
-        scene.requests.fail_and_hint(*scene.run, cause="failure")
+        scene.runs.fail_and_hint(*scene.run, cause="failure")
 
 
 @play("saga", "complete")
 def _complete(scene: Scene, move: Move) -> Iterator[Any]:
     scene.ran("flight", 1)
     yield
-    scene.requests.complete_if_over(*scene.run)
+    scene.runs.complete_if_over(*scene.run)
 
 
 @play("saga", "fail")
@@ -223,7 +223,7 @@ def _saga_resolve(scene: Scene, move: Move) -> Iterator[Any]:
 
 
 def resolve(scene: Scene, to: str) -> None:
-    scene.requests.resolve(*scene.run, scene.action().action_id, to=to, actor="ann", note_text="seen")
+    scene.resolves.resolve(*scene.run, scene.action().action_id, to=to, actor="ann", note_text="seen")
 
 
 # -- step -----------------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def _finish(scene: Scene, move: Move) -> Iterator[Any]:
 def _mark(scene: Scene, move: Move) -> Iterator[Any]:
     scene.attach()
     yield
-    scene.requests.mark_step_if_running(*scene.run, "flight", -1)
+    scene.runs.mark_step_if_running(*scene.run, "flight", -1)
 
 
 @play("step", "stop")

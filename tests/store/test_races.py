@@ -17,8 +17,10 @@ from airflow_saga.core.decide import Go
 from airflow_saga.core.errors import SagaError
 from airflow_saga.core.records import Outcome, StepRow
 from airflow_saga.store.connect import Address
+from airflow_saga.store.decision import Verdict
 from airflow_saga.store.reader import Reader
-from airflow_saga.store.requests import RequestVerbs, Verdict
+from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.runs import RunVerbs
 from airflow_saga.store.steps import StepVerbs
 from airflow_saga.store.undo import EndedTry, Freeze, UndoVerbs
 from tests.store.scene import Scene, connect
@@ -328,7 +330,7 @@ def cancel_completion(scene: Scene, rng: random.Random) -> str:
         time.sleep(max(0.0, pause))
         finished = StepVerbs(other).finish_if_held(step, None, False)
         run_is_success.set()
-        return finished, RequestVerbs(other).complete_if_over(*scene.run)
+        return finished, RunVerbs(other).complete_if_over(*scene.run)
 
     def cancel() -> Any:
         time.sleep(max(0.0, -pause))
@@ -457,10 +459,10 @@ class Storm:
 
     def do_run_end(self) -> None:
         if self.rng.random() < 0.5:
-            self.scene.requests.fail_and_hint(*self.scene.run, cause="failure", clear_number=99)
+            self.scene.runs.fail_and_hint(*self.scene.run, cause="failure", clear_number=99)
         else:
-            self.scene.requests.complete_if_over(*self.scene.run)
-        self.scene.requests.mark_step_if_running(*self.scene.run, "car", -1)
+            self.scene.runs.complete_if_over(*self.scene.run)
+        self.scene.runs.mark_step_if_running(*self.scene.run, "car", -1)
 
     def do_hold(self) -> None:
         self.scene.sweeps.hold_if_mass_outage(causes=["failure"], threshold=0, window_seconds=60)
@@ -515,7 +517,7 @@ class Storm:
         if residual:
             to = self.rng.choice(("COMPENSATED", "ACCEPTED", "DONE", "FAILED"))
             action_id = self.rng.choice(residual).action_id
-            self.scene.requests.resolve(*self.scene.run, action_id, to=to, actor="ann", note_text="seen")
+            self.scene.resolves.resolve(*self.scene.run, action_id, to=to, actor="ann", note_text="seen")
 
 
 @pytest.mark.slow

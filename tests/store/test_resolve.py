@@ -6,7 +6,7 @@ import pytest
 
 from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
 from airflow_saga.core.states import ActionState
-from airflow_saga.store.requests import Decision, Verdict
+from airflow_saga.store.decision import Decision, Verdict
 from airflow_saga.store.undo import EndedTry
 from tests.store.scene import Scene
 
@@ -14,7 +14,7 @@ from tests.store.scene import Scene
 def resolve(
     scene: Scene, seq: int = 1, to: str = "COMPENSATED", note: str = "by hand", **more: str
 ) -> Decision:
-    return scene.requests.resolve(
+    return scene.resolves.resolve(
         *scene.run, scene.action(seq).action_id, to=to, actor="ann", note_text=note, **more
     )
 
@@ -159,11 +159,11 @@ def test_an_action_of_another_saga_is_not_found(scene: Scene) -> None:
     other = scene.another_run("run_2")
     ask = {"to": "ACCEPTED", "actor": "ann", "note_text": "x"}
     with pytest.raises(UnknownSagaError, match="there is no saga book_trip / run_2"):
-        other.requests.resolve(*other.run, scene.action().action_id, **ask)
+        other.resolves.resolve(*other.run, scene.action().action_id, **ask)
     other.attach()
     for action_id in (scene.action().action_id, 10**9):
         with pytest.raises(UnknownSagaError, match=f"has no action {action_id}"):
-            other.requests.resolve(*other.run, action_id, **ask)
+            other.resolves.resolve(*other.run, action_id, **ask)
     other.close()
 
 

@@ -28,8 +28,8 @@ from airflow_saga.core.decide import Go
 from airflow_saga.core.errors import UndoFencedError, UndoOutOfOrderError, VerbRefusedError
 from airflow_saga.core.records import ActionRow, Outcome, RequestRow
 from airflow_saga.core.states import RESIDUAL_ACTION_STATES
+from airflow_saga.store.decision import Verdict
 from airflow_saga.store.reader import SagaView
-from airflow_saga.store.requests import Verdict
 from airflow_saga.store.undo import EndedTry, Freeze
 from tests.store.scene import Scene, connect
 from tests.store.world import BACKWARDS, TASKS, Call, Process, UndoProcess, World
@@ -102,7 +102,7 @@ class Play(RuleBasedStateMachine):
         self.scene = Scene(self.url)
         self.world = World()
         self.made: list[str] = []
-        self.scene.requests.open_if_new(*self.scene.run)
+        self.scene.runs.open_if_new(*self.scene.run)
         self.saga_id = self.scene.saga.saga_id
         self.view = self.look()
         self._begins()
@@ -402,11 +402,11 @@ class Play(RuleBasedStateMachine):
     def the_run_ends(self, failed: bool) -> None:
         before = self.view.saga.state
         if failed:
-            self.scene.requests.fail_and_hint(
+            self.scene.runs.fail_and_hint(
                 *self.scene.run, cause="failure", clear_number=self.world.clear_number
             )
             return
-        self.scene.requests.complete_if_over(*self.scene.run)
+        self.scene.runs.complete_if_over(*self.scene.run)
         after = self.look()
         if after.saga.state == "COMPLETED" and before != "COMPLETED":
             assert self._open_request() is None
@@ -415,7 +415,7 @@ class Play(RuleBasedStateMachine):
     def something_smaller(self, task: str, what: str) -> None:
         request = self._open_request()
         if what == "mark":
-            self.scene.requests.mark_step_if_running(*self.scene.run, task, -1)
+            self.scene.runs.mark_step_if_running(*self.scene.run, task, -1)
         elif what == "hold":
             self.scene.sweeps.hold_if_mass_outage(causes=["failure"], threshold=0, window_seconds=60)
         elif request is not None and request.state == "HELD":
@@ -446,7 +446,7 @@ class Play(RuleBasedStateMachine):
         settled = "ACCEPTED" if accept else "COMPENSATED"
         to = answer if self.view.step_of(row).state == "STOPPED" else settled
         try:
-            self.scene.requests.resolve(*self.scene.run, row.action_id, to=to, actor="ann", note_text="seen")
+            self.scene.resolves.resolve(*self.scene.run, row.action_id, to=to, actor="ann", note_text="seen")
         except VerbRefusedError:
             assert self._row(row.action_id) == row
             return
@@ -656,7 +656,7 @@ class Play(RuleBasedStateMachine):
             self._carry_out(request)
         for row in self.look().residual:
             assert row.state == "NON_COMPENSABLE", f"{row.state} stands after a working undo"
-            self.scene.requests.resolve(
+            self.scene.resolves.resolve(
                 *self.scene.run, row.action_id, to="ACCEPTED", actor="ann", note_text="so be it"
             )
         assert self.look().saga.state == "CANCELLED"

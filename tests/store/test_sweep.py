@@ -42,7 +42,7 @@ def test_c10_the_policy_follows_without_any_callback(scene: Scene) -> None:
     for row in scene.reader.lost_leases():
         scene.sweeps.stop_if_lost(row["saga_id"], row["step_id"])
     for saga in scene.reader.sagas_to_read():
-        scene.requests.fail_and_hint(saga.dag_id, saga.run_id, cause="lost_worker")
+        scene.runs.fail_and_hint(saga.dag_id, saga.run_id, cause="lost_worker")
     (row,) = scene.reader.requests_to_trigger(silent_seconds=30)
     assert (row["dag_id"], row["run_id"], row["state"]) == (*scene.run, "HINTED")
     assert scene.undos.freeze_if_quiet(row["request_uuid"], "undo__1").outcome is Freeze.FROZEN
@@ -57,7 +57,7 @@ def test_p4_the_open_call_of_a_stopped_step_is_in_doubt_once_it_can_land_no_more
     step = each_scene.attach(on_failure="keep")
     assert each_scene.begin(step, 1)
     if how == "marked failed":
-        assert each_scene.requests.mark_step_if_running(*each_scene.run, "flight", -1)
+        assert each_scene.runs.mark_step_if_running(*each_scene.run, "flight", -1)
     else:
         assert each_scene.steps.stop_if_held(step)
     fence = each_scene.step().fence
@@ -72,7 +72,7 @@ def test_p4_the_open_call_of_a_stopped_step_is_in_doubt_once_it_can_land_no_more
     assert "call lost: nobody reported how it ended" in each_scene.history
     assert each_scene.reader.lost_leases() == []
     assert not each_scene.sweeps.stop_if_lost(step.saga_id, step.step_id)
-    each_scene.requests.resolve(
+    each_scene.resolves.resolve(
         *each_scene.run, row.action_id, to="DONE", actor="ann", note_text="it is there"
     )
 
@@ -198,7 +198,7 @@ def test_the_reconciler_reads_the_runs_whose_end_nobody_told(each_scene: Scene) 
     ):
         run = each_scene.another_run(state)
         if state in ("PENDING", "CANCELLED"):
-            run.requests.open_if_new(*run.run)
+            run.runs.open_if_new(*run.run)
         else:
             run.stopped("flight", 1, on_failure="keep" if state == "keep" else "compensate")
         if state in ("CANCELLED", "CANCELLING"):
@@ -206,9 +206,9 @@ def test_the_reconciler_reads_the_runs_whose_end_nobody_told(each_scene: Scene) 
         if state == "COMPLETED":
             run.finish(run.attach(try_number=2))
         if state in ("COMPLETED", "incomplete"):
-            run.requests.complete_if_over(*run.run)
+            run.runs.complete_if_over(*run.run)
         if state in ("FAILED", "keep"):
-            run.requests.fail_and_hint(*run.run, cause="failure")
+            run.runs.fail_and_hint(*run.run, cause="failure")
         if state in ("PENDING", "RUNNING"):
             wanted.append(run.run_id)
         run.close()
@@ -229,7 +229,7 @@ def closed(scene: Scene, run_id: str, state: str) -> Scene:
     run = scene.another_run(run_id)
     if state == "open undo":
         run.ran("flight", 1)
-        run.requests.complete_if_over(*run.run)
+        run.runs.complete_if_over(*run.run)
         run.sql(
             "INSERT INTO airflow_saga.undo_request (saga_id, number, whole_run, state, cause, actor, clear_number) "
             "VALUES (%(id)s, 1, false, 'QUEUED', 'late', 'airflow', 0)",
@@ -238,7 +238,7 @@ def closed(scene: Scene, run_id: str, state: str) -> Scene:
         return run
     run.ran("flight", 1, 2) if state == "COMPLETED" else run.stopped("flight", 1, 2)
     if state == "COMPLETED":
-        run.requests.complete_if_over(*run.run)
+        run.runs.complete_if_over(*run.run)
     elif state == "CANCELLED":
         run.cancel()
         run.undone("flight")

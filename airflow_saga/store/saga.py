@@ -1,0 +1,86 @@
+"""The row of a saga: opened, moved, closed. Each of these works in the transaction of the verb that calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+
+from airflow_saga.core.records import SagaRow, StepRow
+from airflow_saga.core.states import SagaState
+from airflow_saga.store.queries import Q
+from airflow_saga.store.rows import first, many, note, one
+
+
+def open_saga_if_new(connection: psycopg.Connection, dag_id: str, run_id: str) -> None:
+    """A PENDING row, if the run has none."""
+    connection.execute(
+        Q.insert_saga,
+        {
+            "dag_id": dag_id,
+            "run_id": run_id,
+            "state": SagaState.PENDING,
+            "cause": None,
+            "actor": None,
+            "reason": None,
+            "stop_clear_number": -1,
+        },
+    )
+
+
+def lock_or_open_saga(connection: psycopg.Connection, dag_id: str, run_id: str) -> SagaRow:
+    row = one(connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
+    if row is None:
+        open_saga_if_new(connection, dag_id, run_id)
+        row = one(connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
+    assert row is not None
+    return row
+
+
+def steps_with_lease(
+    connection: psycopg.Connection, saga_id: int, step_ids: Sequence[int] | None = None
+) -> list[StepRow]:
+    """The steps that an attempt holds now, of these or of the whole saga."""
+    return many(connection, StepRow, Q.running_leases, {"saga_id": saga_id, "step_ids": step_ids})
+
+
+def move_saga(
+    connection: psycopg.Connection,
+    saga: SagaRow,
+    state: str,
+    *,
+    mode: str | None = None,
+    cause: str | None = None,
+    actor: str | None = None,
+    reason: str | None = None,
+    stop_clear_number: int = -1,
+    stop_now: bool = False,
+) -> None:
+    """One move of the saga in the caller's transaction, with who and why, and a line of history."""
+    connection.execute(
+        Q.move_saga,
+        {
+            "saga_id": saga.saga_id,
+            "state": state,
+            "mode": mode,
+            "cause": cause,
+            "actor": actor,
+            "reason": reason,
+            "stop_clear_number": stop_clear_number,
+            "stop_now": stop_now,
+        },
+    )
+    detail = ", ".join(part for part in (mode and f"mode {mode}", cause and f"cause {cause}", reason) if part)
+    note(connection, f"saga {saga.state} → {state}", actor or "airflow", detail or None, saga_id=saga.saga_id)
+
+
+def close_if_nothing_stands(
+    connection: psycopg.Connection, saga: SagaRow, step: StepRow, *, actor: str | None, reason: str
+) -> bool:
+    """After the last residual of a step, and of a partly cancelled saga, is settled without an undo."""
+    connection.execute(Q.step_resolved, {"step_id": step.step_id})
+    stands = (first(connection, Q.saga_has_residual, {"saga_id": saga.saga_id}) or {})["stands"]
+    if saga.state != SagaState.PARTIALLY_CANCELLED or stands:
+        return False
+    move_saga(connection, saga, SagaState.CANCELLED, cause=saga.cause, actor=actor, reason=reason)
+    return True

@@ -1,0 +1,49 @@
+"""The scope of an undo: which steps a request covers from which action on, and the plan that follows from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from airflow_saga.core.errors import VerbRefusedError
+from airflow_saga.core.plan import build_plan, hash_of
+from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
+from airflow_saga.core.states import Cause
+from airflow_saga.store.queries import Q
+from airflow_saga.store.rows import dicts, many
+from airflow_saga.store.saga import steps_with_lease
+
+GOES_ON = (Cause.DUE, Cause.LATE)
+"""Causes of an undo that nobody asked for anew: what an earlier one gave up still waits for a person."""
+
+
+def plan_of(
+    connection: psycopg.Connection, saga: SagaRow, request: RequestRow | None
+) -> tuple[dict[str, Any], str]:
+    """The plan an undo would freeze now, and its hash. ``request`` None: of the whole run."""
+    steps = many(connection, StepRow, Q.steps_of_saga, {"saga_id": saga.saga_id})
+    from_seq: dict[int, int] = {}
+    if request is not None and not request.whole_run:
+        rows = dicts(connection, Q.scope_of_request, {"request_id": request.request_id})
+        from_seq = {row["step_id"]: row["from_seq"] for row in rows}
+        steps = [step for step in steps if step.step_id in from_seq]
+    actions = many(connection, ActionRow, Q.actions_of_steps, {"step_ids": [step.step_id for step in steps]})
+    plan = build_plan(steps, actions, from_seq, goes_on=request is not None and request.cause in GOES_ON)
+    return plan, hash_of(plan)
+
+
+def check_signed_plan(connection: psycopg.Connection, saga: SagaRow, signed: str) -> None:
+    """:raises VerbRefusedError: the plan whose hash a person signed is not what an undo would do now."""
+    running = steps_with_lease(connection, saga.saga_id)
+    if running:
+        raise VerbRefusedError(
+            f"{saga.dag_id} / {saga.run_id}: {running[0].label} is still running, so a plan cannot be exact; "
+            f"stop the saga first, or undo without --plan"
+        )
+    _, now_hash = plan_of(connection, saga, None)
+    if now_hash != signed:
+        raise VerbRefusedError(
+            f"{saga.dag_id} / {saga.run_id}: something moved since that plan was made; look again: "
+            f"airflow saga plan"
+        )
