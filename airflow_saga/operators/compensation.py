@@ -31,9 +31,9 @@ from airflow_saga.platform import SupervisorPlatform, reschedule_date
 from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.settings import Settings, resolve_secret, secrets_of_this_process, store_address
 from airflow_saga.store import migrate
+from airflow_saga.store.freeze import Freeze, FreezeVerbs
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
-from airflow_saga.store.undo import Freeze, UndoVerbs
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class PlanOperator(BaseOperator):
 
     def _freeze(self, connection: psycopg.Connection, request: RequestRow, run_id: str) -> Any:
         deadline = time.monotonic() + WAIT_IN_SLOT_SECONDS
-        verbs = UndoVerbs(connection)
+        verbs = FreezeVerbs(connection)
         said = ""
         while True:
             owner_is_over = self._owner_is_over(request, run_id)

@@ -33,7 +33,7 @@ from airflow_saga.operators.review import OPTIONS, question_of
 from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.resolve import ResolveVerbs
-from airflow_saga.store.undo import Settled, UndoVerbs
+from airflow_saga.store.settle import Settled, SettleVerbs
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class SettleOperator(BaseOperator):
         for _ in range(SETTLE_ROUNDS):
             with open_store() as connection:
                 try:
-                    settled = UndoVerbs(connection).settle_if_all_settled(
+                    settled = SettleVerbs(connection).settle_if_all_settled(
                         request_uuid, context["dag_run"].run_id
                     )
                 except errors.UndoFencedError as fenced:
@@ -97,7 +97,7 @@ class SettleOperator(BaseOperator):
         """Steps that still have an unsettled action, in the order of the undo."""
         request = Reader(connection).request(request_uuid)
         assert request is not None
-        open_steps = {row.step_id for row in UndoVerbs(connection).unsettled(request)}
+        open_steps = {row.step_id for row in SettleVerbs(connection).unsettled(request)}
         steps = [step for step in Reader(connection).steps(request.saga_id) if step.step_id in open_steps]
         return [(step.task_id, step.map_index) for step in undo_order(steps)]
 

@@ -20,8 +20,8 @@ from airflow_saga.runtime.ports import Limits, RunPlatform
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.runs import RunVerbs
+from airflow_saga.store.settle import SettleVerbs
 from airflow_saga.store.sweep import SweepVerbs
-from airflow_saga.store.undo import UndoVerbs
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Reconciler:
         self.reader = Reader(connection)
         self.requests = RequestVerbs(connection)
         self.runs = RunVerbs(connection)
-        self.undo = UndoVerbs(connection)
+        self.settle = SettleVerbs(connection)
         self.sweep = SweepVerbs(connection)
 
     def run_once(self) -> PassReport:
@@ -136,7 +136,7 @@ class Reconciler:
         report.expired = self._each(
             self.reader.sagas_past_deadline(),
             "a saga past its deadline",
-            lambda saga: self.undo.expire_if_past_deadline(saga.saga_id) is not None,
+            lambda saga: self.settle.expire_if_past_deadline(saga.saga_id) is not None,
             report,
         )
 
@@ -144,7 +144,7 @@ class Reconciler:
         report.asked_again = self._each(
             self.reader.due_sagas(),
             "a compensation that is due",
-            lambda row: self.undo.ask_again_if_due(row["saga_id"]) is not None,
+            lambda row: self.settle.ask_again_if_due(row["saga_id"]) is not None,
             report,
         )
 

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
-from airflow_saga.core.errors import VerbRefusedError
+from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
 from airflow_saga.core.plan import build_plan, hash_of
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import Cause
 from airflow_saga.store.queries import Q
-from airflow_saga.store.rows import dicts, many
+from airflow_saga.store.rows import dicts, many, one
 from airflow_saga.store.saga import steps_with_lease
 
 GOES_ON = (Cause.DUE, Cause.LATE)
 """Causes of an undo that nobody asked for anew: what an earlier one gave up still waits for a person."""
+
+
+def lock_request(connection: psycopg.Connection, request_uuid: UUID) -> tuple[SagaRow, RequestRow]:
+    """A request and its saga, the saga locked first as by everybody."""
+    found = one(connection, RequestRow, Q.find_request, {"request_uuid": request_uuid})
+    if found is None:
+        raise UnknownSagaError(f"there is no undo request {request_uuid}")
+    saga = one(connection, SagaRow, Q.lock_saga_by_id, {"saga_id": found.saga_id})
+    request = one(connection, RequestRow, Q.lock_request, {"request_uuid": request_uuid})
+    assert saga is not None
+    assert request is not None
+    return saga, request
+
+
+def lock_steps_in_scope(connection: psycopg.Connection, saga: SagaRow, request: RequestRow) -> list[StepRow]:
+    if request.whole_run:
+        return many(connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga.saga_id})
+    return many(connection, StepRow, Q.lock_steps_of_request, {"request_id": request.request_id})
 
 
 def plan_of(

@@ -142,7 +142,7 @@ def test_the_sentence_of_a_suspended_saga(scene: Scene, show: Show) -> None:
 
 def test_the_sentence_of_a_due_refund_names_who_asked_first(partly: Scene, show: Show) -> None:
     partly.time_passes(3601)
-    assert partly.undos.ask_again_if_due(partly.saga.saga_id) is not None
+    assert partly.settles.ask_again_if_due(partly.saga.saga_id) is not None
     assert "asked for by alice at T (wrong dates)" in show.story(partly)
 
 

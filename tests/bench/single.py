@@ -9,8 +9,9 @@ from airflow_saga.core.records import ActionRecord
 from airflow_saga.runtime.saga import Saga
 from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.store.connect import Address
+from airflow_saga.store.freeze import Freeze, FreezeVerbs
 from airflow_saga.store.requests import RequestVerbs
-from airflow_saga.store.undo import Freeze, UndoVerbs
+from airflow_saga.store.settle import SettleVerbs
 from tests.bench.ground import KNOWN_SECRETS, PARAMS, Floor, do_nothing, run_step, step_run, undone
 from tests.bench.report import Report, p50_ms, p99_ms
 
@@ -114,11 +115,11 @@ def _undo(address: Address, run_id: str) -> None:
     try:
         request = RequestVerbs(connection).undo("bench", run_id, actor="bench").request
         assert request is not None
-        frozen = UndoVerbs(connection).freeze_if_quiet(request.request_uuid, "bench")
+        frozen = FreezeVerbs(connection).freeze_if_quiet(request.request_uuid, "bench")
         assert frozen.outcome is Freeze.FROZEN
         limits = step_run(address, run_id).limits
         StepUndo(address, request.request_uuid, "bench", "step", -1, limits, KNOWN_SECRETS).run()
-        settled = UndoVerbs(connection).settle_if_all_settled(request.request_uuid, "bench")
+        settled = SettleVerbs(connection).settle_if_all_settled(request.request_uuid, "bench")
         assert settled is not None
         assert not settled.residual
     finally:

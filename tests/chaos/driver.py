@@ -31,9 +31,11 @@ from airflow_saga.runtime.secrecy import KnownSecrets
 from airflow_saga.runtime.step import StepRun
 from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.store.connect import Address
+from airflow_saga.store.freeze import FreezeVerbs
 from airflow_saga.store.late import LateVerbs
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.runs import RunVerbs
+from airflow_saga.store.settle import SettleVerbs
 from airflow_saga.store.steps import StepVerbs
 from airflow_saga.store.undo import UndoVerbs
 from dags.support import travel
@@ -42,7 +44,7 @@ from tests.runtime.lab import RunPlace, TaskPlace
 
 Scenario = dict[str, Any]
 
-VERBS: tuple[type, ...] = (StepVerbs, LateVerbs, UndoVerbs, RequestVerbs, RunVerbs)
+VERBS: tuple[type, ...] = (StepVerbs, LateVerbs, FreezeVerbs, UndoVerbs, SettleVerbs, RequestVerbs, RunVerbs)
 CALLS = {"POST": "call", "GET": "lookup", "DELETE": "uncall"}
 """What a call to the world is named as a point to die at, by its HTTP method."""
 
@@ -129,7 +131,7 @@ def _undo(scenario: Scenario, address: Address, limits: Limits) -> Any:
 
 def _freeze(scenario: Scenario, address: Address, limits: Limits) -> Any:
     with address.open() as connection:
-        verbs = UndoVerbs(connection)
+        verbs = FreezeVerbs(connection)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             frozen = verbs.freeze_if_quiet(
@@ -143,7 +145,7 @@ def _freeze(scenario: Scenario, address: Address, limits: Limits) -> Any:
 
 def _settle(scenario: Scenario, address: Address, limits: Limits) -> Any:
     with address.open() as connection:
-        settled = UndoVerbs(connection).settle_if_all_settled(
+        settled = SettleVerbs(connection).settle_if_all_settled(
             uuid.UUID(scenario["request_uuid"]), scenario.get("owner", "undo1")
         )
         return settled is not None

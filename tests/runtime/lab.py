@@ -27,11 +27,13 @@ from airflow_saga.runtime.step import StepResult, StepRun
 from airflow_saga.runtime.undo import StepUndo, UndoReport
 from airflow_saga.store.connect import Address
 from airflow_saga.store.decision import Decision
+from airflow_saga.store.freeze import Freeze, FreezeVerbs
 from airflow_saga.store.reader import Reader, SagaView
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.resolve import ResolveVerbs
 from airflow_saga.store.runs import RunVerbs
-from airflow_saga.store.undo import Freeze, Settled, UndoVerbs
+from airflow_saga.store.settle import Settled, SettleVerbs
+from airflow_saga.store.undo import UndoVerbs
 from tests.support.world import View
 
 LIMITS = Limits(
@@ -215,6 +217,14 @@ class Lab:
         return UndoVerbs(self.connection)
 
     @property
+    def freezes(self) -> FreezeVerbs:
+        return FreezeVerbs(self.connection)
+
+    @property
+    def settles(self) -> SettleVerbs:
+        return SettleVerbs(self.connection)
+
+    @property
     def reader(self) -> Reader:
         return Reader(self.connection)
 
@@ -237,7 +247,7 @@ class Lab:
         self.freeze(request_uuid, owner)
         for step in self.steps_to_undo(request_uuid):
             self.undo_step(request_uuid, step.task_id, owner, map_index=step.map_index, **how)
-        settled = self.undo_verbs.settle_if_all_settled(request_uuid, owner)
+        settled = self.settles.settle_if_all_settled(request_uuid, owner)
         assert settled is not None, "not everything is settled"
         return settled
 
@@ -246,7 +256,7 @@ class Lab:
     ) -> None:
         deadline = time.monotonic() + seconds
         while True:
-            frozen = self.undo_verbs.freeze_if_quiet(request_uuid, owner, **how)
+            frozen = self.freezes.freeze_if_quiet(request_uuid, owner, **how)
             if frozen.outcome is Freeze.FROZEN:
                 return
             assert frozen.outcome is Freeze.NOT_QUIET, frozen

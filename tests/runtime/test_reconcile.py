@@ -254,7 +254,7 @@ def test_c69_a_restart_of_the_server_under_a_step_and_an_undo_costs_nothing(
     lab.close()
     undo.run()
     lab = Lab(killed_server.url, world, "restarted")
-    assert lab.undo_verbs.settle_if_all_settled(request.request_uuid, "undo1") is not None
+    assert lab.settles.settle_if_all_settled(request.request_uuid, "undo1") is not None
     assert lab.saga_state() == "CANCELLED"
     assert world.net().total == 0
     assert [len(world.calls(kind)) for kind in ("flights", "hotels")] == [1, 1]

@@ -23,7 +23,7 @@ from airflow_saga.core.errors import (
 )
 from airflow_saga.core.records import ActionRecord, Applied, Later
 from airflow_saga.store.decision import Verdict
-from airflow_saga.store.undo import Freeze
+from airflow_saga.store.freeze import Freeze
 from dags.support import travel
 from tests.runtime import deeds
 from tests.runtime.lab import Lab, Running, RunPlace, wait_until
@@ -524,7 +524,7 @@ def test_a_second_undo_run_ends_at_once_and_names_the_first(lab: Lab) -> None:
     request = lab.ask_undo().request
     assert request is not None
     lab.freeze(request.request_uuid, "first")
-    second = lab.undo_verbs.freeze_if_quiet(request.request_uuid, "second")
+    second = lab.freezes.freeze_if_quiet(request.request_uuid, "second")
     assert second.outcome is Freeze.OWNED
     assert "first" in second.message
     with pytest.raises(UndoFencedError):
@@ -537,7 +537,7 @@ def test_an_undo_run_takes_over_from_one_that_is_over(lab: Lab) -> None:
     request = lab.ask_undo().request
     assert request is not None
     lab.freeze(request.request_uuid, "first")
-    taken = lab.undo_verbs.freeze_if_quiet(request.request_uuid, "second", owner_is_over=True)
+    taken = lab.freezes.freeze_if_quiet(request.request_uuid, "second", owner_is_over=True)
     assert taken.outcome is Freeze.FROZEN
     lab.undo_step(request.request_uuid, owner="second")
     with pytest.raises(UndoFencedError):

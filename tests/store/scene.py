@@ -18,15 +18,17 @@ from airflow_saga.core.identity import action_key
 from airflow_saga.core.identity import undo_key as undo_key_of
 from airflow_saga.core.records import ActionRow, Attempt, Intent, Outcome, RequestRow, SagaRow, StepRow
 from airflow_saga.store.connect import Address
+from airflow_saga.store.freeze import Freeze, FreezeVerbs
 from airflow_saga.store.late import LateVerbs
 from airflow_saga.store.queries import Q
 from airflow_saga.store.reader import Reader, SagaView
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.resolve import ResolveVerbs
 from airflow_saga.store.runs import RunVerbs
+from airflow_saga.store.settle import Settled, SettleVerbs
 from airflow_saga.store.steps import Attached, StepVerbs, Written
 from airflow_saga.store.sweep import SweepVerbs
-from airflow_saga.store.undo import EndedTry, Freeze, NextTry, Settled, UndoAttached, UndoVerbs
+from airflow_saga.store.undo import EndedTry, NextTry, UndoAttached, UndoVerbs
 
 DAG_ID = "book_trip"
 UNDO_RUN = "undo__1"
@@ -48,7 +50,9 @@ class Scene:
         self.requests = RequestVerbs(self.connection)
         self.runs = RunVerbs(self.connection)
         self.resolves = ResolveVerbs(self.connection)
+        self.freezes = FreezeVerbs(self.connection)
         self.undos = UndoVerbs(self.connection)
+        self.settles = SettleVerbs(self.connection)
         self.lates = LateVerbs(self.connection)
         self.sweeps = SweepVerbs(self.connection)
         self.reader = Reader(self.connection)
@@ -236,7 +240,7 @@ class Scene:
         return request
 
     def freeze(self, request: RequestRow | None = None, owner: str = UNDO_RUN) -> RequestRow:
-        frozen = self.undos.freeze_if_quiet((request or self.request).request_uuid, owner)
+        frozen = self.freezes.freeze_if_quiet((request or self.request).request_uuid, owner)
         assert frozen.outcome is Freeze.FROZEN, frozen
         return frozen.request
 
@@ -280,7 +284,7 @@ class Scene:
             self.compensate(attached, action)
 
     def settle(self, request: RequestRow | None = None, owner: str = UNDO_RUN) -> Settled | None:
-        return self.undos.settle_if_all_settled((request or self.request).request_uuid, owner)
+        return self.settles.settle_if_all_settled((request or self.request).request_uuid, owner)
 
     def undone(self, *task_ids: str, request: RequestRow | None = None) -> Settled:
         """Freeze, compensate each of these steps in this order, settle."""

@@ -410,7 +410,7 @@ def test_an_attach_reopens_a_failed_saga_and_withdraws_its_hint(each_scene: Scen
     saga = each_scene.saga
     assert (saga.state, saga.cause, saga.reason) == ("RUNNING", None, None)
     assert "undo withdrawn" in each_scene.history
-    assert each_scene.undos.freeze_if_quiet(hint.request_uuid, "undo__late").outcome == "ended"
+    assert each_scene.freezes.freeze_if_quiet(hint.request_uuid, "undo__late").outcome == "ended"
 
 
 def test_an_attach_reopens_a_completed_saga(scene: Scene) -> None:

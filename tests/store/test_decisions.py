@@ -349,7 +349,7 @@ def test_a_wider_wish_waits_behind_a_frozen_one_and_stops_the_saga_at_once(each_
     redo, wider = each_scene.view.requests
     assert (redo.state, wider.state, wider.whole_run, wider.number) == ("FROZEN", "QUEUED", True, 2)
     assert (each_scene.saga.state, each_scene.saga.mode) == ("CANCELLING", "undo")
-    assert each_scene.undos.freeze_if_quiet(wider.request_uuid, "undo__2").outcome == "not quiet"
+    assert each_scene.freezes.freeze_if_quiet(wider.request_uuid, "undo__2").outcome == "not quiet"
     each_scene.undo_step("flight", redo)
     settled = each_scene.settle(redo)
     assert settled is not None

@@ -186,7 +186,7 @@ def _expire(scene: Scene, move: Move) -> Iterator[Any]:
     scene.cancel()
     scene.time_passes(3601)
     yield
-    scene.undos.expire_if_past_deadline(scene.saga.saga_id)
+    scene.settles.expire_if_past_deadline(scene.saga.saga_id)
 
 
 @play("saga", "retry undo")
@@ -200,7 +200,7 @@ def _retry_undo(scene: Scene, move: Move) -> Iterator[Any]:
     scene.settle()
     scene.time_passes(61)
     yield
-    scene.undos.ask_again_if_due(scene.saga.saga_id)
+    scene.settles.ask_again_if_due(scene.saga.saga_id)
 
 
 @play("saga", "late")
@@ -327,7 +327,7 @@ def _step_expire(scene: Scene, move: Move) -> Iterator[Any]:
     scene.cancel()
     scene.time_passes(3601)
     yield
-    scene.undos.expire_if_past_deadline(scene.saga.saga_id)
+    scene.settles.expire_if_past_deadline(scene.saga.saga_id)
 
 
 @play("step", "late")
@@ -451,7 +451,7 @@ def _resolve(scene: Scene, move: Move) -> Iterator[Any]:
     if move.source in ("NON_COMPENSABLE", "COMPENSATION_FAILED"):
         assert scene.undos.settle_action_if_held(attached, scene.action(), move.source)
     scene.time_passes(3601)
-    assert scene.undos.expire_if_past_deadline(scene.saga.saga_id) is not None
+    assert scene.settles.expire_if_past_deadline(scene.saga.saga_id) is not None
     yield
     resolve(scene, move.target)
 
@@ -608,7 +608,7 @@ def _request_expire(scene: Scene, move: Move) -> Iterator[Any]:
             scene.freeze(request)
     scene.time_passes(3601)
     yield
-    scene.undos.expire_if_past_deadline(scene.saga.saga_id)
+    scene.settles.expire_if_past_deadline(scene.saga.saga_id)
 
 
 # -- the test -------------------------------------------------------------------------------------------------------

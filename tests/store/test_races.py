@@ -18,11 +18,12 @@ from airflow_saga.core.errors import SagaError
 from airflow_saga.core.records import Outcome, StepRow
 from airflow_saga.store.connect import Address
 from airflow_saga.store.decision import Verdict
+from airflow_saga.store.freeze import Freeze, FreezeVerbs
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.runs import RunVerbs
 from airflow_saga.store.steps import StepVerbs
-from airflow_saga.store.undo import EndedTry, Freeze, UndoVerbs
+from airflow_saga.store.undo import EndedTry, UndoVerbs
 from tests.store.scene import Scene, connect
 
 PATIENCE_SECONDS = 60.0
@@ -172,7 +173,7 @@ def test_an_outcome_and_the_freeze_agree_on_who_was_first(each_store_url: str) -
 
             def freeze(uuid: Any = request.request_uuid, pause: float = pause) -> Any:
                 time.sleep(max(0.0, pause))
-                return UndoVerbs(freezes).freeze_if_quiet(uuid, "undo__1")
+                return FreezeVerbs(freezes).freeze_if_quiet(uuid, "undo__1")
 
             taken, frozen = at_once(end, freeze)
             row = scene.action()
@@ -201,7 +202,7 @@ def test_an_attach_and_the_freeze_of_a_hint_agree_on_who_was_first(each_store_ur
 
             def freeze(uuid: Any = hint.request_uuid, pause: float = pause) -> Any:
                 time.sleep(max(0.0, -pause))
-                return UndoVerbs(freezes).freeze_if_quiet(uuid, "undo__1")
+                return FreezeVerbs(freezes).freeze_if_quiet(uuid, "undo__1")
 
             attached, frozen = at_once(attach, freeze)
             if attached.decision.go is Go.RESUME:
@@ -472,11 +473,11 @@ class Storm:
         saga = self.scene.reader.saga(*self.scene.run)
         open_now = [row for row in self.scene.view.requests if row.state in ("HINTED", "REQUESTED", "FROZEN")]
         if not open_now:
-            self.scene.undos.ask_again_if_due(saga.saga_id)
+            self.scene.settles.ask_again_if_due(saga.saga_id)
             return
         uuid = open_now[0].request_uuid
         owner = self.rng.choice(("undo__1", "undo__2"))
-        self.scene.undos.freeze_if_quiet(uuid, owner, owner_is_over=self.rng.random() < 0.2)
+        self.scene.freezes.freeze_if_quiet(uuid, owner, owner_is_over=self.rng.random() < 0.2)
         task = self.rng.choice(list(TASKS))
         attached = self.scene.undos.attach_undo_if_in_order(
             uuid, task, -1, owner, lease_seconds=15, host="h", pid=1
@@ -484,7 +485,7 @@ class Storm:
         if attached is not None:
             for row in attached.open_actions:
                 self._compensate(attached, row)
-        self.scene.undos.settle_if_all_settled(uuid, owner)
+        self.scene.settles.settle_if_all_settled(uuid, owner)
 
     def _compensate(self, attached: Any, row: Any) -> None:
         if row.state == "IN_DOUBT":
@@ -510,7 +511,7 @@ class Storm:
                 "UPDATE airflow_saga.saga SET deadline_at = clock_timestamp() WHERE deadline_at IS NOT NULL"
             )
             self.scene.sql(over)
-        self.scene.undos.expire_if_past_deadline(saga_id)
+        self.scene.settles.expire_if_past_deadline(saga_id)
 
     def do_resolve(self) -> None:
         residual = self.scene.reader.residual(self.scene.reader.saga(*self.scene.run).saga_id)

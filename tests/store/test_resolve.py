@@ -43,7 +43,7 @@ def standing(scene: Scene, *states: str) -> None:
             scene.compensate(attached, action, state, failed=True)
     if "DONE" in states:
         scene.time_passes(4000)
-        assert scene.undos.expire_if_past_deadline(scene.saga.saga_id) is not None
+        assert scene.settles.expire_if_past_deadline(scene.saga.saga_id) is not None
     else:
         assert scene.settle() is not None
     assert (scene.saga.state, scene.step().state) == ("PARTIALLY_CANCELLED", "PARTLY_UNDONE")
@@ -129,7 +129,7 @@ def test_nothing_is_settled_by_hand_while_the_call_may_still_land(each_scene: Sc
     assert each_scene.begin(step, 1, timeout_seconds=100)
     each_scene.cancel(stop_now=True)
     each_scene.sql("UPDATE airflow_saga.saga SET deadline_at = clock_timestamp()")
-    assert each_scene.undos.expire_if_past_deadline(each_scene.saga.saga_id) is not None
+    assert each_scene.settles.expire_if_past_deadline(each_scene.saga.saga_id) is not None
     problem = refused(each_scene, "may still take effect until .* UTC; settle it then", to="ACCEPTED")
     assert problem.until == each_scene.action().lands_by
     each_scene.time_passes(102)

@@ -196,7 +196,7 @@ def test_many_automatic_undos_at_once_are_held_and_a_person_releases_each(each_s
     assert {run.request.state for run in runs} == {"HELD"}
     assert old.request.state == "HINTED"
     assert each_scene.sweeps.hold_if_mass_outage(threshold=3, **rules) == 0
-    held = runs[0].undos.freeze_if_quiet(runs[0].request.request_uuid, "undo__1")
+    held = runs[0].freezes.freeze_if_quiet(runs[0].request.request_uuid, "undo__1")
     assert (held.outcome, "airflow saga release" in held.message) == ("held", True)
     assert [row["run_id"] for row in each_scene.reader.requests_to_trigger(silent_seconds=0)] == [old.run_id]
     decision = runs[0].requests.release(*runs[0].run, actor="ann")

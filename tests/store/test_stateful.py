@@ -29,8 +29,9 @@ from airflow_saga.core.errors import UndoFencedError, UndoOutOfOrderError, VerbR
 from airflow_saga.core.records import ActionRow, Outcome, RequestRow
 from airflow_saga.core.states import RESIDUAL_ACTION_STATES
 from airflow_saga.store.decision import Verdict
+from airflow_saga.store.freeze import Freeze
 from airflow_saga.store.reader import SagaView
-from airflow_saga.store.undo import EndedTry, Freeze
+from airflow_saga.store.undo import EndedTry
 from tests.store.scene import Scene, connect
 from tests.store.world import BACKWARDS, TASKS, Call, Process, UndoProcess, World
 
@@ -426,14 +427,14 @@ class Play(RuleBasedStateMachine):
         for row in self.scene.reader.lost_leases():
             self.scene.sweeps.stop_if_lost(saga_id, row["step_id"])
         self.scene.sweeps.suspend_if_quiet(saga_id)
-        self.scene.undos.ask_again_if_due(saga_id)
+        self.scene.settles.ask_again_if_due(saga_id)
 
     def deadline(self) -> None:
         for call in self.world.on_the_wire():
             call.landed = False
         before = self.view.steps
         self.scene.time_passes(4000)
-        self.scene.undos.expire_if_past_deadline(self.view.saga.saga_id)
+        self.scene.settles.expire_if_past_deadline(self.view.saga.saga_id)
         assert self.look().saga.state in ("CANCELLED", "PARTIALLY_CANCELLED")
         fences = {step.step_id: step.fence for step in self.view.steps}
         for step in before:
@@ -460,7 +461,7 @@ class Play(RuleBasedStateMachine):
         request = self._open_request()
         assert request is not None
         before = self.view
-        frozen = self.scene.undos.freeze_if_quiet(request.request_uuid, owner, owner_is_over=over)
+        frozen = self.scene.freezes.freeze_if_quiet(request.request_uuid, owner, owner_is_over=over)
         if frozen.outcome is Freeze.FROZEN and request.state != "FROZEN":
             after = self.look()
             if request.whole_run:
@@ -588,7 +589,7 @@ class Play(RuleBasedStateMachine):
         request = self._open_request()
         assert request is not None
         try:
-            settled = self.scene.undos.settle_if_all_settled(
+            settled = self.scene.settles.settle_if_all_settled(
                 request.request_uuid, request.owner_run_id or owner
             )
         except UndoFencedError:
@@ -663,7 +664,7 @@ class Play(RuleBasedStateMachine):
         self.the_log_tells_the_truth()
 
     def _carry_out(self, request: RequestRow) -> None:
-        frozen = self.scene.undos.freeze_if_quiet(request.request_uuid, "undo__end", owner_is_over=True)
+        frozen = self.scene.freezes.freeze_if_quiet(request.request_uuid, "undo__end", owner_is_over=True)
         assert frozen.outcome is Freeze.FROZEN, frozen
         for task in BACKWARDS:
             attached = self.scene.undos.attach_undo_if_in_order(
@@ -680,7 +681,7 @@ class Play(RuleBasedStateMachine):
                 if not row.settled:
                     self.world.compensate(row.action_id)
                     self.scene.compensate(attached, row)
-        assert self.scene.undos.settle_if_all_settled(request.request_uuid, "undo__end") is not None
+        assert self.scene.settles.settle_if_all_settled(request.request_uuid, "undo__end") is not None
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_saga.store.undo import Freeze
+from airflow_saga.store.freeze import Freeze
 from tests.store.scene import Scene
 
 # -- lost attempts --------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def test_c10_the_policy_follows_without_any_callback(scene: Scene) -> None:
         scene.runs.fail_and_hint(saga.dag_id, saga.run_id, cause="lost_worker")
     (row,) = scene.reader.requests_to_trigger(silent_seconds=30)
     assert (row["dag_id"], row["run_id"], row["state"]) == (*scene.run, "HINTED")
-    assert scene.undos.freeze_if_quiet(row["request_uuid"], "undo__1").outcome is Freeze.FROZEN
+    assert scene.freezes.freeze_if_quiet(row["request_uuid"], "undo__1").outcome is Freeze.FROZEN
     assert scene.saga.state == "CANCELLING"
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from airflow_saga.core.errors import UndoFencedError, UndoOutOfOrderError, UnknownSagaError
 from airflow_saga.core.records import Outcome, RequestRow
-from airflow_saga.store.undo import EndedTry, Freeze
+from airflow_saga.store.freeze import Freeze
+from airflow_saga.store.undo import EndedTry
 from tests.store.scene import UNDO_RUN, Scene
 
 # -- freeze ---------------------------------------------------------------------------------------------------------
@@ -21,7 +22,7 @@ def test_freeze_seizes_the_whole_scope_and_fixes_the_plan(each_scene: Scene) -> 
     each_scene.act(hotel, 2)
     assert each_scene.begin(hotel, 3, effect="NON_COMPENSABLE")
     assert each_scene.steps.stop_if_held(hotel)
-    frozen = each_scene.undos.freeze_if_quiet(each_scene.cancel().request_uuid, UNDO_RUN)
+    frozen = each_scene.freezes.freeze_if_quiet(each_scene.cancel().request_uuid, UNDO_RUN)
     assert frozen.outcome is Freeze.FROZEN
     request = frozen.request
     assert (request.state, request.owner_run_id) == ("FROZEN", UNDO_RUN)
@@ -51,12 +52,12 @@ def test_c41_freeze_waits_for_every_step_of_the_scope_that_holds_a_lease(each_sc
     car = each_scene.attach("car")
     request = each_scene.cancel()
     before = each_scene.tables()
-    waits = each_scene.undos.freeze_if_quiet(request.request_uuid, UNDO_RUN)
+    waits = each_scene.freezes.freeze_if_quiet(request.request_uuid, UNDO_RUN)
     assert (waits.outcome, waits.waits_for) == (Freeze.NOT_QUIET, ("flight", "car"))
     assert "waiting for flight, car to stop" in waits.message
     assert each_scene.tables() == before
     assert each_scene.steps.stop_if_held(step)
-    assert each_scene.undos.freeze_if_quiet(request.request_uuid, UNDO_RUN).waits_for == ("car",)
+    assert each_scene.freezes.freeze_if_quiet(request.request_uuid, UNDO_RUN).waits_for == ("car",)
     each_scene.time_passes(16)
     assert each_scene.begin(car, 1) is False
     each_scene.freeze(request)
@@ -98,16 +99,16 @@ def test_the_automatic_undo_is_withdrawn_where_the_policy_does_not_apply_any_mor
     scene.stopped("flight", 1)
     hint = scene.hint()
     scene.sql("UPDATE airflow_saga.saga SET on_failure = 'keep'")
-    result = scene.undos.freeze_if_quiet(hint.request_uuid, UNDO_RUN)
+    result = scene.freezes.freeze_if_quiet(hint.request_uuid, UNDO_RUN)
     assert result.outcome is Freeze.WITHDRAWN
     assert (scene.request.state, scene.saga.state, scene.step().state) == ("WITHDRAWN", "FAILED", "STOPPED")
-    assert scene.undos.freeze_if_quiet(hint.request_uuid, UNDO_RUN).outcome is Freeze.ENDED
+    assert scene.freezes.freeze_if_quiet(hint.request_uuid, UNDO_RUN).outcome is Freeze.ENDED
 
 
 def test_a_request_that_nobody_knows_is_named(scene: Scene) -> None:
     unknown = uuid4()
     with pytest.raises(UnknownSagaError, match=str(unknown)):
-        scene.undos.freeze_if_quiet(unknown, UNDO_RUN)
+        scene.freezes.freeze_if_quiet(unknown, UNDO_RUN)
 
 
 def test_an_undo_of_nothing_settles_at_once(scene: Scene) -> None:
@@ -126,11 +127,11 @@ def test_a_second_run_ends_at_once_while_the_first_carries_the_undo_out(each_sce
     each_scene.stopped("flight", 1)
     request = each_scene.freeze(each_scene.cancel())
     before = each_scene.tables()
-    second = each_scene.undos.freeze_if_quiet(request.request_uuid, "manual__2")
+    second = each_scene.freezes.freeze_if_quiet(request.request_uuid, "manual__2")
     assert second.outcome is Freeze.OWNED
     assert UNDO_RUN in second.message
     assert each_scene.tables() == before
-    again = each_scene.undos.freeze_if_quiet(request.request_uuid, UNDO_RUN)
+    again = each_scene.freezes.freeze_if_quiet(request.request_uuid, UNDO_RUN)
     assert (again.outcome, again.request.plan_hash) == (Freeze.FROZEN, request.plan_hash)
 
 
@@ -143,7 +144,7 @@ def test_another_run_takes_over_an_undo_whose_owner_is_gone(each_scene: Scene, w
     over = why == "its run is over"
     if not over:
         each_scene.time_passes(61)
-    taken = each_scene.undos.freeze_if_quiet(request.request_uuid, "manual__2", owner_is_over=over)
+    taken = each_scene.freezes.freeze_if_quiet(request.request_uuid, "manual__2", owner_is_over=over)
     assert (taken.outcome, taken.request.owner_run_id) == (Freeze.FROZEN, "manual__2")
     assert taken.request.plan_hash == request.plan_hash
     assert each_scene.step().fence == old.step.fence + 1
@@ -375,7 +376,7 @@ def test_the_fresh_row_comes_with_the_clock_of_the_database(scene: Scene) -> Non
 def test_settle_waits_for_every_action_of_the_request(each_scene: Scene) -> None:
     request = frozen(each_scene)
     attached = each_scene.undo_of()
-    assert [row.seq for row in each_scene.undos.unsettled(request)] == [1, 2]
+    assert [row.seq for row in each_scene.settles.unsettled(request)] == [1, 2]
     assert each_scene.settle() is None
     each_scene.compensate(attached, each_scene.action(2))
     before = each_scene.tables()
@@ -482,19 +483,19 @@ def test_what_is_under_way_is_settled_for_the_order_and_residual_for_the_end(eac
     assert row.reconcile_at is not None
     assert each_scene.saga.state == "PARTIALLY_CANCELLED"
     assert each_scene.reader.due_sagas() == []
-    assert each_scene.undos.ask_again_if_due(each_scene.saga.saga_id) is None
+    assert each_scene.settles.ask_again_if_due(each_scene.saga.saga_id) is None
 
 
 def test_c54_when_it_falls_due_the_reconciler_asks_again(each_scene: Scene) -> None:
     promised(each_scene)
     each_scene.time_passes(3601)
     assert [row["run_id"] for row in each_scene.reader.due_sagas()] == [each_scene.run_id]
-    request = each_scene.undos.ask_again_if_due(each_scene.saga.saga_id)
+    request = each_scene.settles.ask_again_if_due(each_scene.saga.saga_id)
     assert request is not None
     assert (request.cause, request.whole_run, request.state) == ("due", True, "REQUESTED")
     saga = each_scene.saga
     assert (saga.state, saga.mode, saga.actor, saga.cause) == ("CANCELLING", "undo", "ann", "user")
-    assert each_scene.undos.ask_again_if_due(saga.saga_id) is None
+    assert each_scene.settles.ask_again_if_due(saga.saga_id) is None
     plan = each_scene.freeze(request).plan
     assert plan is not None
     assert [(row["seq"], row["expected"]) for row in plan["steps"][0]["actions"]] == [
@@ -515,7 +516,7 @@ def test_the_deadline_of_an_undo_runs_on_however_often_it_is_asked_again(each_sc
     promised(each_scene, seconds=60, deadline_seconds=1000)
     deadline = each_scene.action(2).undo_deadline_at
     each_scene.time_passes(100)
-    each_scene.undos.ask_again_if_due(each_scene.saga.saga_id)
+    each_scene.settles.ask_again_if_due(each_scene.saga.saga_id)
     each_scene.freeze()
     attached = each_scene.undo_of()
     begin = each_scene.next_try(each_scene.action(2), undo_deadline_seconds=1000)
@@ -535,7 +536,7 @@ def test_what_is_not_due_yet_is_left_alone_when_something_else_is(scene: Scene) 
         assert scene.undos.write_undo(attached, later, None)[0]
     scene.settle()
     scene.time_passes(100)
-    scene.undos.ask_again_if_due(scene.saga.saga_id)
+    scene.settles.ask_again_if_due(scene.saga.saga_id)
     scene.freeze()
     assert [row.seq for row in scene.undo_of().open_actions] == [2]
     assert scene.action(1).reconcile_at is not None
@@ -575,7 +576,7 @@ def test_what_falls_due_in_a_saga_that_runs_asks_for_that_step_only(scene: Scene
     assert scene.undos.write_undo(attached, later, None)[0]
     scene.settle()
     scene.time_passes(61)
-    request = scene.undos.ask_again_if_due(scene.saga.saga_id)
+    request = scene.settles.ask_again_if_due(scene.saga.saga_id)
     assert request is not None
     assert (request.whole_run, scene.saga.state) == (False, "RUNNING")
     scene.undone("flight")
@@ -591,12 +592,12 @@ def test_c97_at_the_deadline_every_step_is_fenced_and_what_is_open_is_named(each
     each_scene.finish(each_scene.attach("car", cancel_deadline_seconds=100.0))
     each_scene.cancel()
     saga_id = each_scene.saga.saga_id
-    assert each_scene.undos.expire_if_past_deadline(saga_id) is None
+    assert each_scene.settles.expire_if_past_deadline(saga_id) is None
     assert each_scene.reader.sagas_past_deadline() == []
     each_scene.time_passes(101)
     each_scene.steps.heartbeat_if_held(flight, 15, None, False)
     assert [saga.saga_id for saga in each_scene.reader.sagas_past_deadline()] == [saga_id]
-    expired = each_scene.undos.expire_if_past_deadline(saga_id)
+    expired = each_scene.settles.expire_if_past_deadline(saga_id)
     assert expired is not None
     assert (expired.state, expired.cause) == ("PARTIALLY_CANCELLED", "user")
     assert "deadline" in (expired.reason or "")
@@ -606,7 +607,7 @@ def test_c97_at_the_deadline_every_step_is_fenced_and_what_is_open_is_named(each
     assert each_scene.request.state == "EXPIRED"
     assert not each_scene.end(flight, 2)
     assert not each_scene.steps.heartbeat_if_held(flight, 15, None, False).held
-    assert each_scene.undos.expire_if_past_deadline(saga_id) is None
+    assert each_scene.settles.expire_if_past_deadline(saga_id) is None
 
 
 def test_expiring_fences_the_undo_too(scene: Scene) -> None:
@@ -616,7 +617,7 @@ def test_expiring_fences_the_undo_too(scene: Scene) -> None:
     row = scene.action(2)
     assert scene.undos.write_undo(attached, None, scene.next_try(row))[1] == 1
     scene.time_passes(101)
-    assert scene.undos.expire_if_past_deadline(scene.saga.saga_id) is not None
+    assert scene.settles.expire_if_past_deadline(scene.saga.saga_id) is not None
     with pytest.raises(UndoFencedError):
         scene.undos.write_undo(attached, EndedTry(row.action_id, "COMPENSATED"), None)
     with pytest.raises(UndoFencedError, match="EXPIRED"):
@@ -632,7 +633,7 @@ def test_a_stop_without_anything_that_stands_expires_as_cancelled(scene: Scene) 
     scene.attach(cancel_deadline_seconds=100.0)
     scene.cancel()
     scene.time_passes(101)
-    expired = scene.undos.expire_if_past_deadline(scene.saga.saga_id)
+    expired = scene.settles.expire_if_past_deadline(scene.saga.saga_id)
     assert expired is not None
     assert (expired.state, scene.step().state) == ("CANCELLED", "UNDONE")
 
@@ -643,7 +644,7 @@ def test_with_the_undo_under_way_expires_the_one_that_waits_behind_it(scene: Sce
     scene.cancel()
     assert [request.state for request in scene.view.requests] == ["FROZEN", "QUEUED"]
     scene.time_passes(101)
-    expired = scene.undos.expire_if_past_deadline(scene.saga.saga_id)
+    expired = scene.settles.expire_if_past_deadline(scene.saga.saga_id)
     assert expired is not None
     assert expired.state == "PARTIALLY_CANCELLED"
     assert [request.state for request in scene.view.requests] == ["EXPIRED", "EXPIRED"]
@@ -656,4 +657,4 @@ def test_what_is_kept_does_not_expire(scene: Scene) -> None:
     scene.requests.cancel(*scene.run, actor="ann", keep=True)
     scene.time_passes(1000)
     assert scene.reader.sagas_past_deadline() == []
-    assert scene.undos.expire_if_past_deadline(scene.saga.saga_id) is None
+    assert scene.settles.expire_if_past_deadline(scene.saga.saga_id) is None
