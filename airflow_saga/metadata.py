@@ -6,16 +6,20 @@ database and ask their supervisor (``airflow_saga.platform``). Each read is one 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from airflow_saga.core.marks import NO_TASK_FAILED, FailedRun, TaskEnd, runs_set_failed, tasks_show_mark
 from airflow_saga.trigger import start_undo_run
 
 _AUDITED_BEFORE = timedelta(minutes=1)
+_MOST_MARKS = 1000
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 JOB_KINDS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
 
 
@@ -29,6 +33,17 @@ class Run:
 
     state: str
     clear_number: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A person set a run to failed."""
+
+    dag_id: str
+    run_id: str
+    at: datetime
+    actor: str | None
+    clear_number: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,6 +147,73 @@ def who_marked(dag_id: str, run_id: str, seen_at: datetime) -> str | None:
         return owner or None
 
 
+def failed_run(dag_id: str, run_id: str) -> FailedRun:
+    """Whether a person marked this run failed, since it was last queued.
+
+    :raises MetadataUnreadableError: Airflow's database cannot be read from here.
+    """
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance
+    from sqlalchemy import select
+
+    with _session() as session:
+        queued_at = session.scalar(
+            select(DagRun.queued_at).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
+        )
+        for mark in _marks(session, queued_at or _BEGINNING, dag_id):
+            if (mark.dag_id, mark.run_id) == (dag_id, run_id):
+                return FailedRun(True, mark.actor, "its audit log says so")
+        tasks = select(TaskInstance.state, TaskInstance.duration).where(
+            TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
+        )
+        if tasks_show_mark([TaskEnd(state, seconds) for state, seconds in session.execute(tasks)]):
+            return FailedRun(True, None, NO_TASK_FAILED)
+        return FailedRun(False)
+
+
+def marks_since(when: datetime) -> list[Mark]:
+    """Runs that people marked failed since then and that still are, newest first: for what no hook told.
+
+    :raises MetadataUnreadableError: Airflow's database cannot be read from here.
+    """
+    from airflow.models.dagrun import DagRun
+    from sqlalchemy import select
+
+    with _session() as session:
+        marks = {(mark.dag_id, mark.run_id): mark for mark in reversed(_marks(session, when))}
+        runs = select(DagRun.dag_id, DagRun.run_id, DagRun.clear_number, DagRun.queued_at).where(
+            DagRun.run_id.in_([run_id for _, run_id in marks]), DagRun.state == "failed"
+        )
+        return [
+            replace(mark, clear_number=clear_number or 0)
+            for dag_id, run_id, clear_number, queued_at in session.execute(runs)
+            if (mark := marks.get((dag_id, run_id))) and mark.at >= (queued_at or _BEGINNING)
+        ]
+
+
+def _marks(session: Any, since: datetime, dag_id: str | None = None) -> list[Mark]:
+    """What the audit log has of runs set to failed, newest first; in one DAG, or in all."""
+    from airflow.models.log import Log
+    from sqlalchemy import select
+
+    found = select(Log).where(Log.event.in_(("patch_dag_run", "bulk_dag_runs")), Log.dttm >= since)
+    if dag_id is not None:
+        found = found.where(Log.dag_id.in_((dag_id, "~")))
+    return [
+        Mark(*run, entry.dttm, entry.owner or None)
+        for entry in session.scalars(found.order_by(Log.id.desc()).limit(_MOST_MARKS))
+        for run in runs_set_failed(_extra(entry), entry.dag_id, entry.run_id or "")
+    ]
+
+
+def _extra(entry: Any) -> dict[str, Any]:
+    try:
+        extra = json.loads(entry.extra or "{}")
+    except ValueError:
+        return {}
+    return extra if isinstance(extra, dict) else {}
+
+
 def live_jobs() -> list[Job]:
     """Schedulers, DAG processors and triggerers that Airflow believes to be alive.
 
@@ -164,6 +246,9 @@ class MetadataPlatform:
     def run_clear_number(self, dag_id: str, run_id: str) -> int:
         run = run_of(dag_id, run_id)
         return 0 if run is None else run.clear_number
+
+    def failed_run(self, dag_id: str, run_id: str) -> FailedRun:
+        return failed_run(dag_id, run_id)
 
     def task_state(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
         return task_state(dag_id, run_id, task_id, map_index)

@@ -11,10 +11,13 @@ from typing import Any
 from uuid import UUID
 
 from airflow_saga.core.identity import compensation_dag_id, undo_run_id
+from airflow_saga.core.marks import NO_TASK_FAILED, FailedRun, TaskEnd, tasks_show_mark
 
 log = logging.getLogger(__name__)
 
 _OVER = frozenset({"success", "failed"})
+_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+"""The states of task instances that Airflow's breadcrumbs tell of."""
 
 
 class SupervisorPlatform:
@@ -27,6 +30,17 @@ class SupervisorPlatform:
     def run_clear_number(self, dag_id: str, run_id: str) -> int:
         run = self._run(dag_id, run_id)
         return 0 if run is None else int(run.clear_number or 0)
+
+    def failed_run(self, dag_id: str, run_id: str) -> FailedRun:
+        """Told from what became of its tasks; the audit log, which has it for certain, no task can read."""
+        run = self._run(dag_id, run_id)
+        over = (
+            None
+            if run is None or run.end_date is None
+            else (datetime.now(UTC) - run.end_date).total_seconds()
+        )
+        shown = tasks_show_mark(_task_ends(dag_id, run_id))
+        return FailedRun(shown or None, evidence=NO_TASK_FAILED if shown else "", over_seconds=over)
 
     def task_state(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
         from airflow.sdk.exceptions import AirflowRuntimeError
@@ -41,8 +55,7 @@ class SupervisorPlatform:
                 return None
             raise
         of_run = states.get(run_id) or {}
-        state = next(iter(of_run.values()), None)
-        return None if state is None else str(getattr(state, "value", state))
+        return _word(next(iter(of_run.values()), None))
 
     def trigger_undo(self, dag_id: str, run_id: str, request_uuid: UUID, *, reset: bool = False) -> bool:
         """Start the undo run of a request, or start it again if it is over; False if Airflow does not know its DAG."""
@@ -126,6 +139,20 @@ def cleared_steps(dag_id: str, run_id: str) -> frozenset[str]:
             if index.isdigit():
                 labels.add(f"{task_id}[{index}]")
     return frozenset(labels)
+
+
+def _task_ends(dag_id: str, run_id: str) -> list[TaskEnd]:
+    """All task instances of a run: the states of all, and the durations of those that have ended."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, run_ids=[run_id]).get(run_id) or {}
+    ended = RuntimeTaskInstance.get_task_breadcrumbs(dag_id, run_id)
+    ends = [TaskEnd(_word(task["state"]), task["duration"]) for task in ended]
+    return ends + [TaskEnd(word, None) for word in map(_word, states.values()) if word not in _ENDED]
+
+
+def _word(state: Any) -> str | None:
+    return None if state is None else str(getattr(state, "value", state))
 
 
 def _not_found(problem: Exception) -> bool:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_saga import __version__
@@ -47,6 +48,10 @@ UNUSABLE_PAUSE_SECONDS = 60.0
 IDLE_SECONDS = 10.0
 """A connection without anything to say for this long is closed."""
 SEEN_EVERY_SECONDS = 45.0
+MARKS_AGAIN = timedelta(minutes=2)
+MARKS_BEFORE_START = timedelta(hours=1)
+"""How far back a process that has just started looks for runs that were marked failed while nobody listened."""
+_READS_AUDIT_LOG = frozenset({"api-server", "scheduler"})
 FIRST_SEEN_SECONDS = 3.0
 """After the start of a process: its executor has forked by then."""
 DRAIN_SECONDS = 2.0
@@ -113,6 +118,7 @@ class Dispatcher:
         self._connection: psycopg.Connection | None = None
         self._idle_at = float("inf")
         self._outage = _Outage()
+        self._marks_seen_to = datetime.now(UTC) - MARKS_BEFORE_START
 
     # -- on the thread of a hook ------------------------------------------------------------------------------------
 
@@ -316,6 +322,23 @@ class Dispatcher:
         self._store_is_back()
         if self._last_hook == hook:
             self._last_hook = None
+        if kind in _READS_AUDIT_LOG:
+            self._look_for_missed_marks()
+
+    def _look_for_missed_marks(self) -> None:
+        """A hook can be missed, and a mark must not be: each look goes back over the one before it as well."""
+        from airflow_saga.metadata import MetadataUnreadableError
+        from airflow_saga.plugin import follow
+
+        now = datetime.now(UTC)
+        try:
+            follow.undo_missed_marks(self._store(), self._marks_seen_to - MARKS_AGAIN)
+        except (*follow.AWAY, *follow.UNUSABLE) as problem:
+            self._store_is_away(problem)
+        except MetadataUnreadableError as problem:
+            log.info("Airflow's audit log does not answer: %s", problem)
+        else:
+            self._marks_seen_to = now
 
 
 # -- one per process --------------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from __future__ import annotations
 import importlib
 import logging
 import time
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 
 from airflow_saga import metadata
 from airflow_saga.core.errors import StoreNotConfiguredError, StoreNotMigratedError, StoreUnavailableError
-from airflow_saga.core.states import Cause, RequestState
+from airflow_saga.core.states import Cause, RequestState, SagaState
 from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.plugin.events import SAGA_TAG, Event, What
 from airflow_saga.settings import forget_addresses, store_address
@@ -38,6 +39,9 @@ TIMED_OUT = "timed_out"
 TAG_LIFETIME_SECONDS = 60.0
 NOBODY = "airflow"
 _STARTABLE = frozenset({RequestState.REQUESTED, RequestState.HINTED})
+_HOOKS_TELL_WITHIN = timedelta(seconds=10)
+_MARKABLE = frozenset({SagaState.PENDING, SagaState.RUNNING, SagaState.COMPLETED})
+"""Where a mark still has to stop or undo something."""
 # What the functions called from here import when they are called: loaded while no fork can come in between.
 _LOADED_LATER = (
     "airflow.api.common.trigger_dag",
@@ -103,7 +107,7 @@ class Follower:
         saga = reader.find(event.dag_id, event.run_id)
         if event.what is What.RUN_MARKED:
             if saga is not None or self._is_saga_dag(event):
-                self._undo_marked(requests, event)
+                _undo_marked(requests, event, _who_marked(event))
             return True
         if saga is None:
             return True
@@ -135,17 +139,6 @@ class Follower:
             self._tagged[event.dag_id] = known
         return known[1]
 
-    def _undo_marked(self, requests: RequestVerbs, event: Event) -> None:
-        decision = requests.undo(
-            event.dag_id,
-            event.run_id,
-            actor=_who_marked(event),
-            cause=Cause.MARKED_FAILED,
-            reason=event.what.value,
-            clear_number=event.clear_number,
-        )
-        _start_undo(requests, decision, event)
-
     def _let_policy_decide(
         self, requests: RequestVerbs, runs: RunVerbs, event: Event, clear_number: int, lost_a_worker: bool
     ) -> None:
@@ -164,6 +157,41 @@ class Follower:
             log.info("%s; a worker was lost, so the reconciler starts the undo", decision.message)
             return
         _start_undo(requests, decision, event)
+
+
+def undo_missed_marks(connection: psycopg.Connection, since: datetime) -> None:
+    """Undo the runs that people marked failed since then and of which no hook told, as when a process died meanwhile.
+
+    :raises MetadataUnreadableError: Airflow's database does not answer.
+    """
+    requests, reader = RequestVerbs(connection), Reader(connection)
+    told_by = datetime.now(UTC) - _HOOKS_TELL_WITHIN
+    for mark in metadata.marks_since(since):
+        saga = reader.find(mark.dag_id, mark.run_id)
+        if mark.at > told_by or saga is None or saga.state not in _MARKABLE:
+            continue
+        event = Event(
+            What.RUN_MARKED,
+            "audit log",
+            mark.dag_id,
+            mark.run_id,
+            clear_number=mark.clear_number,
+            seen_at=mark.at,
+        )
+        log.warning("%s, and no hook told: it is undone now", event)
+        _undo_marked(requests, event, mark.actor or NOBODY)
+
+
+def _undo_marked(requests: RequestVerbs, event: Event, actor: str) -> None:
+    decision = requests.undo(
+        event.dag_id,
+        event.run_id,
+        actor=actor,
+        cause=Cause.MARKED_FAILED,
+        reason=event.what.value,
+        clear_number=event.clear_number,
+    )
+    _start_undo(requests, decision, event)
 
 
 def _start_undo(requests: RequestVerbs, decision: Decision, event: Event) -> None:

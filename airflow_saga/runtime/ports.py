@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
+from airflow_saga.core.marks import FailedRun
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -57,6 +59,9 @@ class RunPlatform(Protocol):
 
     def run_clear_number(self, dag_id: str, run_id: str) -> int:
         """How often the run was cleared; 0 if it is not known."""
+
+    def failed_run(self, dag_id: str, run_id: str) -> FailedRun:
+        """What shows whether a person marked this run failed, which has failed."""
 
     def task_state(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
         """The state of a task instance; None if it has none."""

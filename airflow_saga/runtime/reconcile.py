@@ -17,6 +17,7 @@ from airflow_saga.core.errors import SagaError
 from airflow_saga.core.records import SagaRow
 from airflow_saga.core.states import Cause, SagaState
 from airflow_saga.runtime.ports import Limits, RunPlatform
+from airflow_saga.store.decision import Decision
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.runs import RunVerbs
@@ -29,6 +30,13 @@ _ALIVE = frozenset({"running", "deferred", "awaiting_input"})
 """Task states in which Airflow believes that the attempt is there; the lease alone does not end it then."""
 SILENT_SECONDS = 30.0
 """A request whose undo run was triggered this long ago and has not shown a lease is triggered again."""
+ASK_AROUND_SECONDS = 180.0
+"""For so long the policy does not yet keep the effects of a failed run, where it cannot be told from here whether a
+person marked it failed: the listener's thread reads Airflow's audit log each 45 seconds, and undoes it if so."""
+_KEPT_UNSURE = (
+    '; its effects are kept, as on_failure="keep" says. Nothing shows that a person marked it failed, but from a task '
+    "that cannot be told for certain: if somebody did, undo it with airflow saga undo"
+)
 
 
 @dataclass
@@ -113,16 +121,40 @@ class Reconciler:
         if state == "success" and saga.state != SagaState.FAILED:
             report.completed += self.runs.complete_if_over(saga.dag_id, saga.run_id) == SagaState.COMPLETED
         elif state == "failed":
-            lost = self.reader.lost_a_worker(saga.saga_id)
-            decision = self.runs.fail_and_hint(
+            decision = self._read_failed(saga, clear_number)
+            report.failed += decision is not None and decision.request is not None
+        return True
+
+    def _read_failed(self, saga: SagaRow, clear_number: int) -> Decision | None:
+        """What a person marked failed is undone whatever the policy; where nobody did, the policy decides."""
+        if saga.state == SagaState.FAILED:
+            return self._let_policy_decide(saga, clear_number, "")
+        run = self.platform.failed_run(saga.dag_id, saga.run_id)
+        if run.marked:
+            return self.requests.undo(
                 saga.dag_id,
                 saga.run_id,
-                cause=Cause.LOST_WORKER if lost else Cause.FAILURE,
-                reason="a worker was lost and the run failed" if lost else "the run failed",
+                actor=run.actor or "airflow",
+                cause=Cause.MARKED_FAILED,
+                reason=f"the run was marked failed in Airflow: {run.evidence}",
                 clear_number=clear_number,
             )
-            report.failed += decision.request is not None
-        return True
+        unsure = run.marked is None
+        if saga.on_failure == "compensate" or not unsure:
+            return self._let_policy_decide(saga, clear_number, "")
+        if run.over_seconds is not None and run.over_seconds < ASK_AROUND_SECONDS:
+            return None
+        return self._let_policy_decide(saga, clear_number, _KEPT_UNSURE)
+
+    def _let_policy_decide(self, saga: SagaRow, clear_number: int, doubt: str) -> Decision:
+        lost = self.reader.lost_a_worker(saga.saga_id)
+        return self.runs.fail_and_hint(
+            saga.dag_id,
+            saga.run_id,
+            cause=Cause.LOST_WORKER if lost else Cause.FAILURE,
+            reason=("a worker was lost and the run failed" if lost else "the run failed") + doubt,
+            clear_number=clear_number,
+        )
 
     def _suspend(self, report: PassReport) -> None:
         report.suspended = self._each(

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 
 from airflow_saga.core.errors import SagaError, UndoFencedError
+from airflow_saga.core.marks import FailedRun
 from airflow_saga.core.plan import undo_order
 from airflow_saga.core.records import ActionRow, Attempt, StepRow
 from airflow_saga.runtime.ports import Limits
@@ -75,12 +76,16 @@ class RunPlace:
     tasks: dict[tuple[str, str], str | None] = field(default_factory=dict)
     clear_number: int = 0
     triggered: list[uuid.UUID] = field(default_factory=list)
+    ended: FailedRun = field(default_factory=lambda: FailedRun(None, over_seconds=3600))
 
     def run_state(self, dag_id: str, run_id: str) -> str | None:
         return self.runs.get(run_id, self.run)
 
     def run_clear_number(self, dag_id: str, run_id: str) -> int:
         return self.clear_number
+
+    def failed_run(self, dag_id: str, run_id: str) -> FailedRun:
+        return self.ended
 
     def task_state(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
         return self.tasks.get((run_id, task_id), self.task)

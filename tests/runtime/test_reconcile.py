@@ -13,6 +13,7 @@ import pytest
 
 from airflow_saga.core.actions import action
 from airflow_saga.core.errors import SagaCancelledError, StepInterrupted
+from airflow_saga.core.marks import FailedRun
 from airflow_saga.runtime.reconcile import Reconciler
 from airflow_saga.store import migrate
 from airflow_saga.store.connect import Address
@@ -81,6 +82,61 @@ def test_a_run_that_failed_keeps_its_effects_where_the_policy_says_so(own_lab: L
     assert lab.saga_state() == "FAILED"
     assert lab.view().requests == ()
     assert lab.undo().saga.state == "CANCELLED"
+
+
+def fail_keeping(lab: Lab) -> None:
+    def body(saga: Any) -> None:
+        deeds.book("flights")
+        raise DiedError
+
+    lab.fails(body, DiedError, on_failure="keep")
+
+
+MARKED = FailedRun(True, "ann", "its audit log says so", over_seconds=1)
+
+
+def test_a_run_that_a_person_marked_failed_is_undone_also_where_the_policy_keeps(own_lab: Lab) -> None:
+    fail_keeping(own_lab)
+    place = RunPlace(run="failed", ended=MARKED)
+    assert own_lab.reconcile(place).failed == 1
+    (request,) = own_lab.view().requests
+    assert (request.state, request.cause, request.actor) == ("REQUESTED", "marked_failed", "ann")
+    assert place.triggered == [request.request_uuid]
+    assert own_lab.carry_out(request.request_uuid).saga.state == "CANCELLED"
+
+
+def test_a_run_marked_failed_that_lost_its_worker_is_no_outage(own_lab: Lab) -> None:
+    begin_and_vanish(own_lab, "r")
+    limits = dataclasses.replace(LIMITS, mass_undo_threshold=0)
+    report = own_lab.reconcile(RunPlace(run="failed", ended=MARKED), limits)
+    assert (report.stopped, report.held, report.triggered) == (1, 0, 1)
+    assert own_lab.view().requests[0].cause == "marked_failed"
+
+
+def test_effects_are_not_kept_before_those_who_can_tell_had_their_time(own_lab: Lab) -> None:
+    """A task cannot read the audit log; the listener's thread can, within a minute."""
+    fail_keeping(own_lab)
+    place = RunPlace(run="failed", ended=FailedRun(None, over_seconds=20))
+    own_lab.reconcile(place)
+    assert own_lab.saga_state() == "RUNNING"
+    place.ended = MARKED
+    own_lab.reconcile(place)
+    assert own_lab.saga_state() == "CANCELLING"
+
+
+def test_effects_kept_without_certainty_are_kept_with_a_word_about_it(own_lab: Lab) -> None:
+    fail_keeping(own_lab)
+    own_lab.reconcile(RunPlace(run="failed", ended=FailedRun(None, over_seconds=200)))
+    saga = own_lab.view().saga
+    assert (saga.state, saga.cause) == ("FAILED", "failure")
+    assert "airflow saga undo" in (saga.reason or "")
+
+
+def test_where_it_is_known_that_nobody_marked_it_effects_are_kept_at_once(own_lab: Lab) -> None:
+    fail_keeping(own_lab)
+    own_lab.reconcile(RunPlace(run="failed", ended=FailedRun(False, over_seconds=1)))
+    saga = own_lab.view().saga
+    assert (saga.state, saga.reason) == ("FAILED", "the run failed")
 
 
 def test_a_lost_step_is_stopped_only_when_airflow_says_that_it_is_gone(own_lab: Lab) -> None:
