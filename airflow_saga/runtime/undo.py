@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -21,29 +20,24 @@ from uuid import UUID
 
 import psycopg
 
-from airflow_saga.core.actions import Action, Registry, compensation_for, registry, set_caller
+from airflow_saga.core.actions import Action, Registry, registry, set_caller
 from airflow_saga.core.decide import UndoMove, decide_undo
 from airflow_saga.core.errors import (
-    ActionTimedOut,
-    CompensationRejected,
     NestedActionError,
     NotApplied,
-    SagaError,
     StepCutOffError,
     StepInterrupted,
     StoreUnavailableError,
-    Unavailable,
     UndoFencedError,
     UndoOutOfOrderError,
     ValueNotKeptError,
     ValueNotReadableError,
 )
-from airflow_saga.core.identity import undo_key
-from airflow_saga.core.records import ActionRecord, ActionRow, Applied, Later
+from airflow_saga.core.records import ActionRow, Applied
 from airflow_saga.core.states import ActionState
 from airflow_saga.runtime import codec
-from airflow_saga.runtime.calls import RunningCall
-from airflow_saga.runtime.drive import ask_probe, resolve_awaitable, run_call
+from airflow_saga.runtime.compensation import Compensations, Executor
+from airflow_saga.runtime.drive import ask_probe
 from airflow_saga.runtime.journal import Journal
 from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.recorder import current_action
@@ -56,8 +50,6 @@ from airflow_saga.store.undo import EndedTry, NextTry, UndoAttached, UndoVerbs
 log = logging.getLogger(__name__)
 
 UNDO_LEASE_SECONDS = 15.0
-Executor = Callable[[Any, ActionRecord], Any]
-"""Carries out what a compensation gave back if that is no plain value (an operator); the Airflow layer has one."""
 
 
 @dataclass
@@ -164,6 +156,7 @@ class _Turns:
         self.undo = undo
         self.journal = journal
         self.attached = attached
+        self.compensations = Compensations(journal, attached, undo.secrets, undo.execute)
         self.report = UndoReport()
         self._ended: EndedTry | None = None
         """How the last compensation ended, not written yet: it rides with the next."""
@@ -266,34 +259,12 @@ class _Turns:
 
     # -- asking the world ---------------------------------------------------------------------------------------------
 
-    def _record(self, row: ActionRow, attempt: int) -> ActionRecord:
-        saga, step = self.attached.saga, self.attached.step
-        return ActionRecord(
-            dag_id=saga.dag_id,
-            run_id=saga.run_id,
-            task_id=step.task_id,
-            map_index=step.map_index,
-            name=row.name,
-            version=row.version,
-            params=codec.decode(row.params),
-            result=None if row.result is None or row.in_doubt else codec.decode(row.result),
-            key=row.key,
-            undo_key=self._undo_key(row),
-            in_doubt=row.in_doubt,
-            attempt=attempt,
-            result_lost=row.result_lost,
-            later_token=None if row.later_token is None else codec.decode(row.later_token),
-        )
-
-    def _undo_key(self, row: ActionRow) -> str:
-        return undo_key(self.attached.saga.saga_uuid, row.key, row.reopened)
-
     def _verify(self, row: ActionRow, known: Action[Any, Any]) -> bool:
         """Ask what became of an action in doubt; True if nobody can tell."""
         assert known.verify is not None
         self._write(None)
         try:
-            record = self._record(row, 0)
+            record = self.compensations.record_of(row, 0)
         except ValueNotReadableError as problem:
             log.warning("%s (action %d) cannot be asked about: %s", row.name, row.action_id, problem)
             return True
@@ -326,25 +297,11 @@ class _Turns:
     def _compensate(self, row: ActionRow, known: Action[Any, Any]) -> bool:
         """One try. True if the action is settled by what will be written with the next one."""
         deadline_seconds = known.undo_deadline.total_seconds()
-        tries = self._write(NextTry(row.action_id, self._undo_key(row), deadline_seconds))
+        tries = self._write(NextTry(row.action_id, self.compensations.undo_key(row), deadline_seconds))
         if tries is None:
             return self._refused(row)
-        compensation = compensation_for(known, row.version)
-        assert compensation is not None
         started = time.monotonic()
-        try:
-            record = self._record(row, tries)
-            call = RunningCall(f"the compensation of {row.name}", known.timeout.total_seconds())
-            answer = run_call(call, lambda: self._carry_out(compensation, record), self.journal)
-            self._ended = self._took(row, known, record, answer)
-        except Unavailable as down:
-            self._ended = self._later(row, down.after, waiting_for=down.service)
-        except CompensationRejected as no:
-            self._ended = EndedTry(
-                row.action_id, ActionState.COMPENSATION_FAILED, self._text(no), failed=True
-            )
-        except (Exception, ActionTimedOut) as problem:  # noqa: BLE001 - one failed try, whatever it was
-            self._ended = self._failed(row, known, problem)
+        self._ended = self.compensations.call(row, known, tries)
         log.info(
             "%s (action %d, try %d): %s after %.2f s",
             row.name,
@@ -355,60 +312,6 @@ class _Turns:
         )
         return self._after_try(row, known, self._ended)
 
-    def _carry_out(self, compensation: Callable[[ActionRecord], Any], record: ActionRecord) -> Any:
-        answer = resolve_awaitable(compensation(record))
-        return self.undo.execute(answer, record) if self.undo.execute is not None else answer
-
-    def _took(self, row: ActionRow, known: Action[Any, Any], record: ActionRecord, answer: Any) -> EndedTry:
-        if isinstance(answer, Later):
-            secrets = self.undo.secrets.pattern()
-            token = (
-                None if answer.token is None else codec.encode(answer.token, secrets=secrets, where="token")
-            )
-            return self._later(row, answer.after.total_seconds(), token=token)
-        if known.confirm is not None:
-            seen = ask_probe(known.confirm, record, known.timeout.total_seconds(), self.journal)
-            if isinstance(seen, Applied):
-                raise SagaError(
-                    f"the compensation of {row.name} returned, but its confirm probe still sees the effect"
-                )
-        return EndedTry(row.action_id, ActionState.COMPENSATED)
-
-    def _later(
-        self,
-        row: ActionRow,
-        after_seconds: float,
-        *,
-        waiting_for: str | None = None,
-        token: str | None = None,
-    ) -> EndedTry:
-        """Not now: the action waits with a date; costs no try. Past its deadline a person is asked."""
-        fresh, now = self.journal.ask(lambda c: UndoVerbs(c).read_action(row.action_id))
-        if fresh.undo_deadline_at is not None and fresh.undo_deadline_at <= now:
-            why = f"its undo deadline passed ({fresh.undo_deadline_at:%Y-%m-%d %H:%M} UTC)"
-            why += f" while waiting for {waiting_for}" if waiting_for else " while it was still under way"
-            return EndedTry(row.action_id, ActionState.COMPENSATION_FAILED, why, failed=True)
-        waiting_for = None if waiting_for is None else self.undo.secrets.scrub(waiting_for)
-        jitter = random.uniform(0.9, 1.3) if waiting_for else 1.0
-        return EndedTry(
-            row.action_id,
-            ActionState.COMPENSATING,
-            reconcile_seconds=after_seconds * jitter,
-            waiting_for=waiting_for or "its compensation, which is under way",
-            later_token=token,
-        )
-
-    def _failed(self, row: ActionRow, known: Action[Any, Any], problem: BaseException) -> EndedTry:
-        log.warning("the compensation of %s failed: %s", row.name, self._text(problem))
-        failures = self._failures(row) + 1
-        last = failures >= known.undo_retry.tries
-        state = ActionState.COMPENSATION_FAILED if last else ActionState.COMPENSATING
-        return EndedTry(row.action_id, state, self._text(problem), failed=True)
-
-    def _failures(self, row: ActionRow) -> int:
-        fresh, _ = self.journal.ask(lambda c: UndoVerbs(c).read_action(row.action_id))
-        return fresh.undo_failures
-
     def _after_try(self, row: ActionRow, known: Action[Any, Any], ended: EndedTry) -> bool:
         if ended.state == ActionState.COMPENSATED:
             self.report.compensated += 1
@@ -417,7 +320,7 @@ class _Turns:
             self.report.standing += 1
             return True
         self._write(None)
-        self._pause(known.undo_retry.pause_seconds(self._failures(row)))
+        self._pause(known.undo_retry.pause_seconds(self.compensations.failures(row)))
         return False
 
     def _refused(self, row: ActionRow) -> bool:
@@ -429,9 +332,6 @@ class _Turns:
             f"{row.name} (action {row.action_id}) may not be undone yet: an action that came after it is not settled. "
             f"Nothing was called."
         )
-
-    def _text(self, problem: BaseException) -> str:
-        return self.undo.secrets.scrub(f"{type(problem).__name__}: {problem}")[:2000]
 
 
 def _once_more_without_harm(
