@@ -210,3 +210,11 @@ def reserve_again(kind: str, *, key: str) -> dict[str, Any]:
 )
 def reserve_in_slow_world(kind: str, *, key: str) -> dict[str, Any]:
     return _book(kind, "", key)
+
+
+# -- a body ---------------------------------------------------------------------------------------------------------
+
+
+def five_bookings(saga: Any) -> None:
+    for kind in ("flights", "hotels", "cars", "notes", "payments"):
+        book(kind)

@@ -321,6 +321,10 @@ class Lab:
         """Name and state of each action, in order."""
         return [(row.name, row.state) for row in self.actions(run)]
 
+    def undone_kinds(self) -> list[str]:
+        """What the world was asked to take back, in that order."""
+        return [each["kind"] for each in self.world.net().undo_order]
+
     def begun(self, run: str = "r") -> bool:
         return self.reader.find(self.dag_id, run) is not None
 

@@ -244,6 +244,11 @@ class Scene:
         assert frozen.outcome is Freeze.FROZEN, frozen
         return frozen.request
 
+    def frozen_undo(self, *seqs: int) -> RequestRow:
+        """A step that stopped after these calls, cancelled, and its undo frozen."""
+        self.stopped("flight", *(seqs or (1, 2)))
+        return self.freeze(self.cancel())
+
     def undo_of(
         self, task_id: str = "flight", request: RequestRow | None = None, owner: str = UNDO_RUN
     ) -> UndoAttached:
