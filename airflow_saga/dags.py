@@ -17,6 +17,7 @@ from airflow.sdk.definitions.param import Param
 from airflow_saga.core.errors import ActionDeclarationError
 from airflow_saga.core.identity import UNDO_TASK_PREFIX, check_dag_id, check_task_id, compensation_dag_id
 from airflow_saga.graph import SagaPolicy, is_mapped, next_steps_of, set_policy, steps_of
+from airflow_saga.operators.answers import ApplyOperator, ReviewOperator
 from airflow_saga.operators.compensation import (
     APPLY_TASK,
     PLAN_TASK,
@@ -28,7 +29,7 @@ from airflow_saga.operators.compensation import (
 )
 from airflow_saga.operators.reconcile import ReconcileOperator
 from airflow_saga.operators.review import OPTIONS
-from airflow_saga.operators.settlement import ApplyOperator, ReviewOperator, SettleOperator
+from airflow_saga.operators.settlement import SettleOperator
 
 SAGA_TAG = "saga"
 COMPENSATION_TAG = "saga-compensation"
@@ -162,11 +163,14 @@ def _wire(dag: DAG, steps: dict[str, Any], notifiers: list[Any]) -> None:
     settle = SettleOperator(task_id=SETTLE_TASK, saga_dag_id=dag.dag_id, notifiers=notifiers, **_PATIENT)
     review = ReviewOperator.partial(
         task_id=REVIEW_TASK,
+        saga_dag_id=dag.dag_id,
         options=list(OPTIONS),
         params={
             "note": Param(None, type=["null", "string"], description="what you did, or why it may stand")
         },
         trigger_rule="all_success",
+        retries=_AIRFLOW_RETRIES,  # Airflow can lose an answer within seconds of a question: then it is asked anew
+        retry_delay=timedelta(seconds=2),
     ).expand_kwargs(settle.output)
     apply = ApplyOperator(task_id=APPLY_TASK, saga_dag_id=dag.dag_id, **_PATIENT)
     following = {task_id: next_steps_of(task) for task_id, task in steps.items()}

@@ -57,6 +57,14 @@ class SupervisorPlatform:
         of_run = states.get(run_id) or {}
         return _word(next(iter(of_run.values()), None))
 
+    def mapped_states(self, dag_id: str, run_id: str, task_id: str) -> dict[int, str | None]:
+        """The states of the instances of a mapped task, by map index; empty before it was expanded."""
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, run_ids=[run_id], task_ids=[task_id])
+        found = {key.removeprefix(f"{task_id}_"): state for key, state in (states.get(run_id) or {}).items()}
+        return {int(index): _word(state) for index, state in found.items() if index.isdigit()}
+
     def trigger_undo(self, dag_id: str, run_id: str, request_uuid: UUID, *, reset: bool = False) -> bool:
         """Start the undo run of a request, or start it again if it is over; False if Airflow does not know its DAG."""
         from airflow.sdk.execution_time.comms import ErrorResponse, TriggerDagRun

@@ -1,4 +1,4 @@
-"""The end of an undo: settle what is left, put what stands before a person, write the answers, tell the truth."""
+"""The end of an undo: settle what is left, say what still stands, and make the questions about it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_saga.core import errors
 from airflow_saga.core.plan import undo_order
 from airflow_saga.core.records import ActionRow
-from airflow_saga.core.states import ActionState, Effect, RequestState
+from airflow_saga.operators.answers import asked_already, look_again_seconds, needs_person
 from airflow_saga.operators.compensation import (
     MOST_MAPPED,
-    REVIEW_TASK,
     REVIEWED_KEY,
     SETTLE_ROUNDS,
-    SETTLE_TASK,
     SUMMARY_KEY,
     open_store,
     planned_request,
@@ -29,10 +26,9 @@ from airflow_saga.operators.compensation import (
     tell_stuck,
     undo_step,
 )
-from airflow_saga.operators.review import OPTIONS, question_of
+from airflow_saga.operators.review import question_of
 from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.store.reader import Reader
-from airflow_saga.store.resolve import ResolveVerbs
 from airflow_saga.store.settle import Settled, SettleVerbs
 
 log = logging.getLogger(__name__)
@@ -52,14 +48,15 @@ class SettleOperator(BaseOperator):
         self.notifiers = list(notifiers)
         self._undo: StepUndo | None = None
 
-    def execute(self, context: Any) -> list[dict[str, str]]:
+    def execute(self, context: Any) -> list[dict[str, Any]]:
         request_uuid = planned_request(context)
         if request_uuid is None:
             return []
         settled = self._settle(context, request_uuid)
-        standing = [row for row in settled.residual if needs_person(row)][:MOST_MAPPED]
+        standing = [row for row in settled.residual if needs_person(row)]
+        new = self._not_asked_yet(context, settled, standing)[:MOST_MAPPED]
         ti = context["ti"]
-        ti.xcom_push(key=REVIEWED_KEY, value=[row.action_id for row in standing])
+        ti.xcom_push(key=REVIEWED_KEY, value=[row.action_id for row in new])
         ti.xcom_push(key=SUMMARY_KEY, value=_summary(settled))
         self.log.info("%s / %s is %s", settled.saga.dag_id, settled.saga.run_id, settled.saga.state)
         for row in settled.residual:
@@ -68,8 +65,7 @@ class SettleOperator(BaseOperator):
             )
         if standing:
             tell_once(self.notifiers, context, settled.request.request_id, "standing")
-        labels = self._labels(settled)
-        return [question_of(settled.saga, row, labels[row.step_id]) for row in standing]
+        return self._questions(settled, new)
 
     def on_kill(self) -> None:
         if self._undo is not None:
@@ -101,14 +97,28 @@ class SettleOperator(BaseOperator):
         steps = [step for step in Reader(connection).steps(request.saga_id) if step.step_id in open_steps]
         return [(step.task_id, step.map_index) for step in undo_order(steps)]
 
-    def _labels(self, settled: Settled) -> dict[int, str]:
+    def _not_asked_yet(self, context: Any, settled: Settled, standing: list[ActionRow]) -> list[ActionRow]:
+        """What an earlier undo of this saga has asked about and still asks, a person need not be asked again."""
+        if not standing:
+            return []
         with open_store() as connection:
-            return {step.step_id: step.label for step in Reader(connection).steps(settled.saga.saga_id)}
+            asked = asked_already(context, Reader(connection).requests(settled.saga.saga_id))
+        for row in standing:
+            if row.action_id in asked:
+                self.log.info("a person is asked about %s already, in %s", row.name, asked[row.action_id])
+        return [row for row in standing if row.action_id not in asked]
 
-
-def needs_person(row: ActionRow) -> bool:
-    """Whether an action that stands waits for a person; one with a date settles by itself, or asks later."""
-    return row.effect != Effect.READ_ONLY and not (row.state == ActionState.COMPENSATING and row.reconcile_at)
+    def _questions(self, settled: Settled, rows: list[ActionRow]) -> list[dict[str, Any]]:
+        """The arguments of each ``review``."""
+        with open_store() as connection:
+            steps = Reader(connection).steps(settled.saga.saga_id)
+        labels = {step.step_id: step.label for step in steps}
+        often = look_again_seconds(len(rows))
+        about = {"saga_run_id": settled.saga.run_id, "look_again_seconds": often}
+        return [
+            {**question_of(settled.saga, row, labels[row.step_id]), **about, "action_id": row.action_id}
+            for row in rows
+        ]
 
 
 def _summary(settled: Settled) -> dict[str, Any]:
@@ -127,66 +137,3 @@ def _summary(settled: Settled) -> dict[str, Any]:
             for row in settled.residual
         ],
     }
-
-
-class ReviewOperator(HITLOperator):
-    """Puts one action that still stands before a person, in Airflow's Required Actions. The store is the truth."""
-
-
-class ApplyOperator(BaseOperator):
-    """Write people's answers into the log, and fail while anything still stands: the run's colour tells the truth."""
-
-    ui_color = "#f3ead9"
-
-    def __init__(self, *, saga_dag_id: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.saga_dag_id = saga_dag_id
-
-    def execute(self, context: Any) -> dict[str, Any]:
-        request_uuid = planned_request(context)
-        if request_uuid is None:
-            raise AirflowSkipException("this run carries out no undo")
-        with open_store() as connection:
-            request = Reader(connection).request(request_uuid)
-            assert request is not None
-            if request.state != RequestState.SETTLED:
-                raise AirflowFailException(
-                    f"the undo is {request.state}, not settled: see the log of {SETTLE_TASK}"
-                )
-            saga = Reader(connection).by_id(request.saga_id)
-            self._apply(context, connection, saga.run_id)
-            saga = Reader(connection).by_id(request.saga_id)
-            standing = Reader(connection).residual(request.saga_id)
-        if standing and request.whole_run:
-            named = "; ".join(f"{row.name} (action {row.action_id}): {_why(row)}" for row in standing[:20])
-            raise AirflowFailException(
-                f"{saga.dag_id} / {saga.run_id} is {saga.state}: {len(standing)} effects still stand, or may: {named}. "
-                f"Next: airflow saga show {saga.dag_id} {saga.run_id}"
-            )
-        return {"saga": f"{saga.dag_id} / {saga.run_id}", "state": saga.state}
-
-    def _apply(self, context: Any, connection: psycopg.Connection, run_id: str) -> None:
-        """Each answer once: what the tab, the command line or somebody else settled meanwhile is left alone."""
-        ti = context["ti"]
-        reviewed = ti.xcom_pull(task_ids=SETTLE_TASK, key=REVIEWED_KEY) or []
-        for index, action_id in enumerate(reviewed):
-            answer = ti.xcom_pull(task_ids=REVIEW_TASK, map_indexes=index)
-            chosen = (answer or {}).get("chosen_options") or []
-            to = OPTIONS.get(chosen[0]) if chosen else None
-            if to is None:
-                continue
-            who = (answer.get("responded_by_user") or {}).get("name") or "somebody in Airflow"
-            note = (answer.get("params_input") or {}).get("note") or chosen[0]
-            try:
-                decision = ResolveVerbs(connection).resolve(
-                    self.saga_dag_id, run_id, action_id, to=to, actor=who, note_text=note
-                )
-                self.log.info("%s", decision.message)
-            except errors.VerbRefusedError as refused:
-                self.log.warning("the answer of %s is not applied: %s", who, refused)
-
-
-def _why(row: ActionRow) -> str:
-    if row.state == ActionState.COMPENSATING and row.reconcile_at is not None:
-        return f"waiting for {row.waiting_for}, asked for again at {row.reconcile_at:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{row.state}, {row.error or 'nobody knows more'}"

@@ -89,6 +89,10 @@ class Reader:
     def request(self, request_uuid: UUID) -> RequestRow | None:
         return one(self.connection, RequestRow, Q.find_request, {"request_uuid": request_uuid})
 
+    def requests(self, saga_id: int) -> list[RequestRow]:
+        """All wishes to undo it that there ever were, oldest first."""
+        return many(self.connection, RequestRow, Q.requests_of_saga, {"saga_id": saga_id})
+
     def steps(self, saga_id: int) -> list[StepRow]:
         return many(self.connection, StepRow, Q.steps_of_saga, {"saga_id": saga_id})
 
