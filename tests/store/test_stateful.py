@@ -24,20 +24,19 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from airflow_saga.core.decide import Go
-from airflow_saga.core.errors import UndoFencedError, UndoOutOfOrderError, VerbRefusedError
-from airflow_saga.core.records import ActionRow, Outcome, RequestRow
+from airflow_saga.core.errors import VerbRefusedError
+from airflow_saga.core.records import RequestRow
 from airflow_saga.core.states import RESIDUAL_ACTION_STATES
 from airflow_saga.store.decision import Verdict
 from airflow_saga.store.freeze import Freeze
 from airflow_saga.store.reader import SagaView
-from airflow_saga.store.undo import EndedTry
+from tests.store.forward_moves import ForwardMoves
 from tests.store.scene import Scene, connect
-from tests.store.world import BACKWARDS, TASKS, Call, Process, UndoProcess, World
+from tests.store.undo_moves import UndoMoves
+from tests.store.world import BACKWARDS, TASKS, UndoProcess, World
 
 EXAMPLES = int(os.environ.get("SAGA_STATEFUL_EXAMPLES", "0"))
 OWNERS = ("undo__1", "undo__2")
-A1_SECONDS = 12.0
 Draw = Callable[[random.Random], Any]
 
 
@@ -87,12 +86,8 @@ MOVES: dict[str, tuple[Draw, ...]] = {
 """Every move, and what it is played with."""
 
 
-def effect_of(seq: int) -> str:
-    return "NON_COMPENSABLE" if seq % 5 == 4 else "COMPENSABLE"
-
-
-class Play(RuleBasedStateMachine):
-    """One run of one saga. ``view``: what the last move left."""
+class Play(ForwardMoves, UndoMoves, RuleBasedStateMachine):
+    """One run of one saga; the moves of people, hooks and the reconciler are here."""
 
     url: str
 
@@ -120,10 +115,6 @@ class Play(RuleBasedStateMachine):
             if task == "hotel":
                 self.begin(len(self.world.processes) - 2)
         self.look()
-
-    def look(self) -> SagaView:
-        self.view = self.scene.glance(self.saga_id)
-        return self.view
 
     @rule(seed=st.integers(0, 2**32))
     def somebody_moves(self, seed: int) -> None:
@@ -170,184 +161,6 @@ class Play(RuleBasedStateMachine):
             "compensation_ends": 10 * bool(trying),
         }
         return [name for name, weight in weights.items() for _ in range(weight)]
-
-    # -- what is there ----------------------------------------------------------------------------------------------
-
-    def _pick(self, things: list[Any], pick: int) -> Any:
-        return things[pick % len(things)] if things else None
-
-    def _process(self, pick: int) -> Process:
-        """Mostly one that holds its step; now and then one that was fenced and does not know."""
-        living = self.world.living()
-        holding = [process for process in living if self._holds(process)]
-        found: Process = self._pick(holding if holding and pick % 4 else living, pick)
-        return found
-
-    def _dropped(self) -> list[tuple[Process, Call]]:
-        """Calls that did not take effect, of processes that lost their step and have not said so yet."""
-        return [
-            (process, call)
-            for process, call in self.world.calls()
-            if call.landed is False and not call.reported and not self._holds(process)
-        ]
-
-    def _row(self, action_id: int) -> ActionRow:
-        return self.scene.undos.read_action(action_id)[0]
-
-    def _open_request(self) -> RequestRow | None:
-        states = ("HINTED", "HELD", "REQUESTED", "FROZEN")
-        return next((row for row in self.view.requests if row.state in states), None)
-
-    def _holds(self, process: Process) -> bool:
-        mine = process.step
-        return any(step.step_id == mine.step_id and step.fence == mine.fence for step in self.view.steps)
-
-    def _wire(self) -> set[int]:
-        return {call.action_id for call in self.world.on_the_wire()}
-
-    # -- forward ----------------------------------------------------------------------------------------------------
-
-    def attach(self, task: str) -> None:
-        before = self.view
-        attached = self.scene.try_attach(task, **self.world.attempt(task))
-        go, step = attached.decision.go, attached.step
-        if go in (Go.WAIT, Go.REFUSE):
-            assert attached.decision.message
-            if go is Go.REFUSE:
-                after = self.look()
-                assert (after.steps, after.requests) == (before.steps, before.requests)
-                assert after.saga.state == before.saga.state
-            return
-        assert before.saga.state not in ("CANCELLING", "PARTIALLY_CANCELLED")
-        if before.saga.state in ("CANCELLED", "SUSPENDED"):
-            assert self.world.clear_number > before.saga.stop_clear_number, "nobody cleared it since the stop"
-        self.world.cleared.discard(task)
-        if go is Go.REPLAY:
-            return
-        assert step is not None
-        upstream = [other.state for other in before.steps if other.task_id in TASKS[task]]
-        assert not {"UNDOING", "UNDONE", "PARTLY_UNDONE"} & set(upstream)
-        seqs = [row.seq for row in attached.recorded if row.twin_of is None]
-        self.world.processes.append(Process(task, step, max(seqs, default=0) + 1))
-
-    def begin(self, pick: int) -> None:
-        process = self._process(pick)
-        if process.open_call is not None:
-            return
-        allowed = self._holds(process) and self.view.saga.state == "RUNNING"
-        seq = process.next_seq
-        begun = self.scene.begin(process.step, seq, effect=effect_of(seq))
-        assert not begun or allowed, "an intent was written after a stop, or by a fenced attempt (P2, P7)"
-        if begun:
-            self._called(process, seq, 1)
-            process.next_seq += 1
-
-    def _called(self, process: Process, seq: int, tries: int) -> None:
-        row = self.scene.steps.recorded_action(process.step, seq)
-        assert row is not None
-        process.calls.append(Call(row.action_id, seq, tries))
-
-    def act(self, pick: int, count: int) -> None:
-        """Calls that begin, take effect and say so."""
-        process = self._process(pick)
-        for _ in range(count):
-            self.begin(pick)
-            call = process.open_call
-            if call is not None and call.landed is None:
-                self.world.land(call)
-                self._say(process, call, "DONE")
-
-    def call_again(self, pick: int, which: int) -> None:
-        """A call that proved not applied is tried again."""
-        process = self._process(pick)
-        mine = [
-            row for row in self.view.actions if row.step_id == process.step.step_id and row.twin_of is None
-        ]
-        row = self._pick([row for row in mine if row.generation == process.step.generation], which)
-        if row is None or process.open_call is not None:
-            return
-        allowed = self._holds(process) and self.view.saga.state == "RUNNING" and row.state == "FAILED"
-        intent = self.scene.intent(process.step, row.seq, max_tries=4, effect=row.effect)
-        tries, _ = self.scene.steps.retry_if_allowed(process.step, intent)
-        assert tries is None or allowed, "a call was made again that may not be (P3)"
-        if tries is not None:
-            self._called(process, row.seq, tries)
-
-    def a_probe_is_asked(self, pick: int, which: int) -> None:
-        """What an earlier attempt left in doubt is found out before the step goes on."""
-        process = self._process(pick)
-        doubts = [
-            row
-            for row in self.view.actions
-            if row.step_id == process.step.step_id and row.state == "IN_DOUBT"
-        ]
-        row = self._pick(doubts, which)
-        if row is None:
-            return
-        state = "DONE" if self.world.stands(row.action_id) else "FAILED"
-        taken = self.scene.steps.verified_if_held(process.step, row.action_id, state, None, "probe")
-        assert not taken or row.action_id not in self._wire(), "A1 was not over"
-
-    def the_wire_ends(self, pick: int, lands: bool) -> None:
-        call = self._pick(self.world.on_the_wire(), pick)
-        if lands:
-            self.world.land(call)
-        else:
-            call.landed = False
-
-    def call_ends(self, pick: int, knows: bool) -> None:
-        """It says what became of it, or raises something that says nothing."""
-        calling = [process for process in self.world.living() if process.open_call]
-        holding = [process for process in calling if self._holds(process)]
-        process = self._pick(holding if pick % 4 else calling, pick)
-        if process is None:
-            return  # the others take their time: see `a_call_lands_after_all`
-        call = process.open_call
-        assert call is not None
-        state = "IN_DOUBT"
-        if knows and call.landed is not None:
-            state = "DONE" if call.landed else "FAILED"
-        self._say(process, call, state)
-
-    def _say(self, process: Process, call: Call, state: str) -> None:
-        result = '"r"' if state == "DONE" else None
-        outcome = Outcome(call.seq, state, result, own=call.landed is not None, tries=call.tries)
-        call.reported = True
-        if not self.scene.write(process.step, ended=[outcome]).ended:
-            self.scene.lates.record_late(process.step, outcome, idempotent=False)
-
-    def process_ends(self, pick: int, how: str) -> None:
-        process = self._process(pick)
-        if how != "crash" and process.open_call is not None:
-            return
-        if how == "finish":
-            self.scene.steps.finish_if_held(process.step, '"out"', False)
-        elif how == "stop":
-            self.scene.steps.stop_if_held(process.step)
-        process.die()
-
-    def a_call_lands_after_all(self, pick: int) -> None:
-        """The world breaks A1: a call that was thought dropped takes effect, and its process says so."""
-        process, call = self._pick(self._dropped(), pick)
-        call.reported = True
-        before = {row.action_id for row in self.view.actions}
-        outcome = Outcome(call.seq, "DONE", '"late"', tries=call.tries)
-        self.scene.lates.record_late(process.step, outcome, idempotent=False)
-        twins = [row.action_id for row in self.look().actions if row.action_id not in before]
-        landed = Call(twins[0] if twins else call.action_id, call.seq, call.tries)
-        self.world.land(landed)
-        self.world.undone.discard(landed.action_id)
-
-    def time_passes(self, lands: bool) -> None:
-        """A1 is over for every call that is on the wire; living processes kept their lease meanwhile."""
-        for call in self.world.on_the_wire():
-            if lands:
-                self.world.land(call)
-            else:
-                call.landed = False
-        self.scene.time_passes(A1_SECONDS)
-        for process in self.world.living():
-            self.scene.steps.heartbeat_if_held(process.step, 15, None, False)
 
     # -- people, hooks, the reconciler ------------------------------------------------------------------------------
 
@@ -454,148 +267,6 @@ class Play(RuleBasedStateMachine):
         assert row.action_id not in self._wire(), "A1 was not over"
         if to == "COMPENSATED":
             self.world.compensate(row.action_id)
-
-    # -- the undo ---------------------------------------------------------------------------------------------------
-
-    def freeze(self, owner: str, over: bool) -> None:
-        request = self._open_request()
-        assert request is not None
-        before = self.view
-        frozen = self.scene.freezes.freeze_if_quiet(request.request_uuid, owner, owner_is_over=over)
-        if frozen.outcome is Freeze.FROZEN and request.state != "FROZEN":
-            after = self.look()
-            if request.whole_run:
-                assert {step.state for step in after.steps} == {"UNDOING"}
-            if request.state == "HINTED":
-                assert before.saga.state == "FAILED", "an automatic undo of a saga that runs again"
-
-    def attach_undo(self, task: str, owner: str) -> None:
-        request = self._open_request()
-        assert request is not None
-        owner = request.owner_run_id or owner
-        try:
-            attached = self.scene.undos.attach_undo_if_in_order(
-                request.request_uuid, task, -1, owner, lease_seconds=15, host="h", pid=1
-            )
-        except (UndoFencedError, UndoOutOfOrderError):
-            return
-        if attached is not None:
-            self.world.undos.append(UndoProcess(attached))
-
-    def undo_goes_on(self, pick: int, which: int | None, unknown: bool) -> None:
-        """The next action in order, or any one at all: the log has to hold the order itself."""
-        self._turn(
-            self._pick([process for process in self.world.undos if process.trying is None], pick),
-            which,
-            unknown,
-        )
-
-    def an_undo_run_works(self, pick: int, which: int | None, unknown: bool, owner: str) -> None:
-        """As its tasks would: freeze, take a seized step if nobody has it, one turn."""
-        request = self._open_request()
-        assert request is not None
-        if request.state != "FROZEN":
-            self.freeze(owner, False)
-            self.look()
-            return
-        step = self._pick([step for step in self.view.steps if step.state == "UNDOING"], pick)
-        if step is None:
-            return
-        if not [process for process in self.world.undos if process.attached.step.fence == step.fence]:
-            self.attach_undo(step.task_id, owner)
-            self.look()
-        mine = [process for process in self.world.undos if process.attached.step.step_id == step.step_id]
-        if mine and mine[-1].trying is None:
-            self._turn(mine[-1], which, unknown)
-
-    def _turn(self, process: UndoProcess, which: int | None, unknown: bool) -> None:
-        step_id = process.attached.step.step_id
-        rows = [row for row in self.view.actions if row.step_id == step_id]
-        rows.sort(key=lambda row: (row.generation, row.seq), reverse=True)
-        if which is None:
-            rows = [row for row in rows if not row.settled][:1]
-        row = self._pick(rows, which or 0)
-        if row is None:
-            return
-        if row.state == "IN_DOUBT" and row.effect == "COMPENSABLE" and not row.probed and which is None:
-            self._probe(process, row, unknown)
-        elif row.effect == "NON_COMPENSABLE" and row.state in ("DONE", "IN_DOUBT"):
-            self.scene.undos.settle_action_if_held(process.attached, row, "NON_COMPENSABLE")
-        else:
-            self._begin_compensation(process, row)
-
-    def _probe(self, process: UndoProcess, row: ActionRow, unknown: bool) -> None:
-        if unknown:
-            self.scene.undos.settle_action_if_held(process.attached, row, "IN_DOUBT", probed=True)
-            return
-        state = "DONE" if self.world.stands(row.action_id) else "FAILED"
-        taken = self.scene.steps.verified_if_held(process.attached.step, row.action_id, state, None, "probe")
-        assert not taken or row.action_id not in self._wire(), "A1 was not over"
-
-    def _begin_compensation(self, process: UndoProcess, row: ActionRow) -> None:
-        try:
-            _, tries = self.scene.undos.write_undo(process.attached, None, self.scene.next_try(row))
-        except UndoFencedError:
-            assert self._row(row.action_id) == row, "a fenced undo begins a compensation (P7)"
-            self.world.undos.remove(process)
-            return
-        if tries is None:
-            return
-        assert row.state in ("DONE", "IN_DOUBT", "COMPENSATING", "COMPENSATION_FAILED")
-        assert row.action_id not in self.world.undone, "a confirmed compensation runs again (P8)"
-        assert row.action_id not in self._wire(), "A1 was not over"
-        later_steps = set(process.attached.later_step_ids)
-        later = [
-            other
-            for other in self.view.actions
-            if not other.settled
-            and (
-                other.step_id in later_steps
-                or (
-                    other.step_id == row.step_id and (other.generation, other.seq) > (row.generation, row.seq)
-                )
-            )
-        ]
-        assert later == [], "undone before what came after it (P5)"
-        process.trying = row
-
-    def compensation_ends(self, pick: int, took: bool, end: str) -> None:
-        process = self._pick([process for process in self.world.undos if process.trying], pick)
-        row = process.trying
-        process.trying = None
-        if took or end == "confirm":
-            self.world.compensate(row.action_id)
-        if end == "crash":
-            self.world.undos.remove(process)
-            return
-        state = {"confirm": "COMPENSATED", "give up": "COMPENSATION_FAILED"}.get(end, "COMPENSATING")
-        ended = EndedTry(
-            row.action_id,
-            state,
-            failed=end in ("fail", "give up"),
-            reconcile_seconds=5.0 if end == "later" else None,
-        )
-        before = self._row(row.action_id)
-        try:
-            taken, _ = self.scene.undos.write_undo(process.attached, ended, None)
-        except UndoFencedError:
-            assert self._row(row.action_id) == before, "a fenced undo overwrites a newer verdict (P7)"
-            self.world.undos.remove(process)
-            return
-        if taken and end == "confirm":
-            self.world.undone.add(row.action_id)
-
-    def settle(self, owner: str) -> None:
-        request = self._open_request()
-        assert request is not None
-        try:
-            settled = self.scene.settles.settle_if_all_settled(
-                request.request_uuid, request.owner_run_id or owner
-            )
-        except UndoFencedError:
-            return
-        if settled is not None and request.whole_run:
-            assert self.look().saga.state in ("CANCELLED", "PARTIALLY_CANCELLED")
 
     # -- what must hold after every move ----------------------------------------------------------------------------
 
