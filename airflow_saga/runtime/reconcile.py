@@ -30,6 +30,10 @@ _ALIVE = frozenset({"running", "deferred", "awaiting_input"})
 """Task states in which Airflow believes that the attempt is there; the lease alone does not end it then."""
 SILENT_SECONDS = 30.0
 """A request whose undo run was triggered this long ago and has not shown a lease is triggered again."""
+MOST_ROWS = 10_000
+"""So many are looked at in a pass. Those that cannot be moved now come first in each, and must not use up its room."""
+STARTS_PER_PASS = 200
+"""Airflow gets so many undo runs at once, and the others with the next pass."""
 ASK_AROUND_SECONDS = 180.0
 """For so long the policy does not yet keep the effects of a failed run, where it cannot be told from here whether a
 person marked it failed: the listener's thread reads Airflow's audit log each 45 seconds, and undoes it if so."""
@@ -101,7 +105,8 @@ class Reconciler:
                 return False
             return self.sweep.stop_if_lost(row["saga_id"], row["step_id"])
 
-        report.stopped = self._each(self.reader.lost_leases(), "a lost step", stop, report)
+        lost = self.reader.lost_leases(limit=MOST_ROWS)
+        report.stopped = self._each(lost, "a lost step", stop, report)
 
     def _read_runs(self, report: PassReport) -> None:
         """Tell the log how runs ended, and let the policy of failed ones ask for their undo."""
@@ -158,7 +163,7 @@ class Reconciler:
 
     def _suspend(self, report: PassReport) -> None:
         report.suspended = self._each(
-            self.reader.sagas_to_suspend(),
+            self.reader.sagas_to_suspend(limit=MOST_ROWS),
             "a saga to suspend",
             lambda saga: self.sweep.suspend_if_quiet(saga.saga_id),
             report,
@@ -166,7 +171,7 @@ class Reconciler:
 
     def _expire(self, report: PassReport) -> None:
         report.expired = self._each(
-            self.reader.sagas_past_deadline(),
+            self.reader.sagas_past_deadline(limit=MOST_ROWS),
             "a saga past its deadline",
             lambda saga: self.settle.expire_if_past_deadline(saga.saga_id) is not None,
             report,
@@ -174,7 +179,7 @@ class Reconciler:
 
     def _ask_again(self, report: PassReport) -> None:
         report.asked_again = self._each(
-            self.reader.due_sagas(),
+            self.reader.due_sagas(limit=MOST_ROWS),
             "a compensation that is due",
             lambda row: self.settle.ask_again_if_due(row["saga_id"]) is not None,
             report,
@@ -197,8 +202,11 @@ class Reconciler:
                 self.requests.note_triggered(row["request_uuid"])
             return done
 
-        rows = self.reader.requests_to_trigger(silent_seconds=SILENT_SECONDS)
-        report.triggered = self._each(rows, "an undo to start", trigger, report)
+        rows = self.reader.requests_to_trigger(silent_seconds=SILENT_SECONDS, limit=MOST_ROWS)
+        while rows and report.triggered < STARTS_PER_PASS:
+            left = STARTS_PER_PASS - report.triggered
+            report.triggered += self._each(rows[:left], "an undo to start", trigger, report)
+            rows = rows[left:]
 
 
 __all__ = ["PassReport", "Reconciler"]
