@@ -520,7 +520,7 @@ def test_c64_an_interruption_in_the_middle_of_a_write_leaves_it_whole_or_undone(
         await asyncio.wait_for(forever(), seconds)
 
     with Alarm(KeyboardInterrupt) as alarm:
-        for trial in range(100):
+        for trial in range(200):
             run, seconds = f"r{trial}", chance.uniform(0.001, 0.03)
 
             def body(saga: Any, trial: int = trial, seconds: float = seconds) -> None:
