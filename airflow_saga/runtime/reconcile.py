@@ -13,7 +13,6 @@ from typing import Any
 
 import psycopg
 
-from airflow_saga.core.errors import SagaError
 from airflow_saga.core.records import SagaRow
 from airflow_saga.core.states import Cause, SagaState
 from airflow_saga.runtime.ports import Limits, RunPlatform
@@ -93,7 +92,8 @@ class Reconciler:
                 moved += bool(move(row))
             except psycopg.OperationalError:
                 raise
-            except (SagaError, psycopg.Error, RuntimeError) as problem:
+            except Exception as problem:
+                # Whatever it is: Airflow's own errors, which are not known here, are no common kind.
                 report.errors += 1
                 log.exception("%s: %s; the next pass tries again", what, problem)
         return moved
