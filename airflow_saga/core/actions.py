@@ -80,9 +80,13 @@ class Action(Generic[P, R]):
     origin: str
     signature: inspect.Signature
     """Of ``fn``, without ``key``; looked at once, since every call is bound by it."""
+    plain_names: tuple[str, ...] | None
+    """Its parameters, where all may be given by place or name; None where binding needs the signature's own rules."""
     registered: bool = field(default=True)
+    is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.is_async = inspect.iscoroutinefunction(self.fn)
         functools.update_wrapper(self, self.fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -93,14 +97,18 @@ class Action(Generic[P, R]):
             )
         return _caller(self, args, kwargs)  # type: ignore[no-any-return]
 
-    @property
-    def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.fn)
-
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, defaults filled in, without ``key``; a TypeError as the call itself would raise."""
         if self.wants_key and "key" in kwargs:
             raise TypeError(f"{self.name}: `key` is given by the saga, do not pass it")
+        names = self.plain_names
+        if names is not None and len(args) + len(kwargs) == len(names):
+            arguments = dict(zip(names, args, strict=False))
+            rest = names[len(args) :]
+            if all(name in kwargs for name in rest):
+                for name in rest:
+                    arguments[name] = kwargs[name]
+                return arguments
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
@@ -280,6 +288,7 @@ def action(  # type: ignore[misc]  # the first overload's **options are these
             raise ActionDeclarationError(
                 f"action {named!r}: timeout must be positive, settle_after not negative"
             )
+        signature = _without_key(function)
         made: Action[Any, Any] = Action(
             fn=function,
             name=named,
@@ -300,7 +309,8 @@ def action(  # type: ignore[misc]  # the first overload's **options are these
             aliases=tuple(aliases),
             wants_key=_wants_key(function),
             origin=_origin(function),
-            signature=_without_key(function),
+            signature=signature,
+            plain_names=_plain_names(signature),
             registered=not registry.closed,
         )
         if made.registered:
@@ -368,6 +378,13 @@ def _without_key(function: Callable[..., Any]) -> inspect.Signature:
     if not _wants_key(function):
         return signature
     return signature.replace(parameters=[p for name, p in signature.parameters.items() if name != "key"])
+
+
+def _plain_names(signature: inspect.Signature) -> tuple[str, ...] | None:
+    parameters = signature.parameters.values()
+    if any(parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
+        return None
+    return tuple(signature.parameters)
 
 
 def _anything(*args: Any, **kwargs: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from airflow_saga.core.errors import NotApplied
@@ -184,6 +184,27 @@ class ActionRow:
     residual: bool
 
 
+class RecordedCall(NamedTuple):
+    """What a resumed step has to know of an action, loaded by the thousand: see :class:`ActionRow`."""
+
+    action_id: int
+    seq: int
+    parallel: bool
+    name: str
+    version: int
+    effect: str
+    fingerprint: str
+    key: str
+    state: str
+    tries: int
+    tries_before: int
+    params: str
+    result: str | None
+    result_lost: bool
+    error: str | None
+    twin_of: int | None
+
+
 @dataclass(frozen=True)
 class RequestRow:
     """One wish to undo: the row that everything else of an undo follows from."""
@@ -247,8 +268,7 @@ class Attempt:
         return f"{self.dag_id} / {self.run_id} / {self.step_label}"
 
 
-@dataclass(frozen=True)
-class Intent:
+class Intent(NamedTuple):
     """A call that is about to begin. ``action_id`` set: another try of a row that is FAILED or IN_DOUBT."""
 
     seq: int
@@ -267,8 +287,7 @@ class Intent:
     max_tries: int = 1
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a call ended. ``own``: the attempt itself reported, so nothing of it can land any more."""
 
     seq: int

@@ -12,21 +12,24 @@ C code: one walk that looks at exact types, then ``json``.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from typing import Any, NamedTuple
 
 from airflow_saga.core.errors import SecretInParamsError, ValueNotKeptError, ValueNotReadableError
 from airflow_saga.runtime.kinds import READERS
-from airflow_saga.runtime.kinds.readings import canonical, dumps_sorted, for_people
+from airflow_saga.runtime.kinds.compact import dumps, dumps_sorted
+from airflow_saga.runtime.kinds.readings import canonical, for_people
 from airflow_saga.runtime.kinds.tree import TAG, Payload
-from airflow_saga.runtime.kinds.walk import NOT_PLAIN, Walk, dumps, not_kept, plain_items, too_large, too_many
+from airflow_saga.runtime.kinds.walk import NOT_PLAIN, Walk, not_kept, plain_items, too_large, too_many
 from airflow_saga.runtime.secrecy import MASK, SecretPattern
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 
 _HAS_TAG = f'"{TAG}"'
-_loads = json.JSONDecoder().decode
+_quoted = functools.lru_cache(maxsize=256)(dumps)
+_read = json.JSONDecoder().raw_decode
 
 
 def encode(
@@ -70,6 +73,19 @@ def encode_masked(
     return text, []
 
 
+def plain_text(value: object, max_bytes: int = MAX_VALUE_BYTES) -> str | None:
+    """The text of a value that is plain JSON as it stands, or None: what :func:`encode` would give, unless it refused.
+
+    None too for what may be a pair of lone surrogates. Not searched for secrets: compare it with what is stored, do
+    not store it.
+    """
+    items = plain_items(value, max_bytes)
+    if items == NOT_PLAIN or items > max_bytes:
+        return None
+    text = dumps(value)
+    return None if "\\ud" in text else text
+
+
 def decode(text: str) -> Any:
     """The value of a text.
 
@@ -84,15 +100,16 @@ def decode(text: str) -> Any:
         raise ValueNotReadableError(f"a stored value is damaged and cannot be read: {error}") from error
 
 
-def fingerprint(name: str, version: int, encoded_params: str) -> str:
+def fingerprint(name: str, version: int, encoded_params: str, params: object = None) -> str:
     """What a call is recognised by when a step is resumed: equal calls have equal fingerprints, in every process.
 
     The order of dicts and sets plays no part, nor does the writing of equal numbers (``-0.0``, ``Decimal('1.50')``);
     the types do.
 
+    :param params: what the text was made of, where it is at hand: it need not be read again.
     :returns: 32 hexadecimal digits.
     """
-    call = f"{json.dumps(name)}:{version}:{_canonical_text(encoded_params)}"
+    call = f"{_quoted(name)}:{version}:{_canonical_text(encoded_params, params)}"
     return hashlib.sha256(call.encode("ascii")).hexdigest()[:32]
 
 
@@ -194,6 +211,14 @@ def _masked(value: object, where: str, max_bytes: int, secrets: SecretPattern) -
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
+def _loads(text: str) -> Any:
+    """``json.loads`` of a text that has no blanks around it, without looking for them."""
+    value, end = _read(text)
+    if end != len(text):
+        raise ValueError(f"something stands behind its end, at {end}")
+    return value
+
+
 def _untagged(node: Payload) -> Any:
     if TAG not in node:
         return node
@@ -207,7 +232,7 @@ def _untagged(node: Payload) -> Any:
         raise ValueNotReadableError(f"a stored {kept} cannot be read: {reason}") from error
 
 
-def _canonical_text(encoded: str) -> str:
+def _canonical_text(encoded: str, value: object = None) -> str:
     if _HAS_TAG in encoded or "-0.0" in encoded:
         return dumps_sorted(canonical(json.loads(encoded)))
-    return dumps_sorted(_loads(encoded))
+    return dumps_sorted(_loads(encoded) if value is None else value)

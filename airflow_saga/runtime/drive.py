@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 
@@ -45,15 +44,13 @@ class CallNotBegun(BaseException):
         self.why = why
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(NamedTuple):
     """Commit this intent; raises if it may not begin. The answer is when it was sent, in monotonic seconds."""
 
     intent: Intent
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(NamedTuple):
     """Another try of a recorded call; the answer is its number, and when it was sent.
 
     ``was``: the state of the row before, which is true again if the call is not made after all.
@@ -63,8 +60,7 @@ class Retry:
     was: ActionState
 
 
-@dataclass(frozen=True)
-class Perform:
+class Perform(NamedTuple):
     """Make the call, within its timeout; the answer is what it returned. ``sent`` None: READ_ONLY, it has no intent."""
 
     action: Action[Any, Any]
@@ -82,8 +78,7 @@ class Perform:
         return {**self.kwargs, "key": self.intent.key} if self.action.wants_key else self.kwargs
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(NamedTuple):
     """Ask the outside world; never raises: a probe that cannot tell says Unknown."""
 
     probe: Callable[[ActionRecord], Any]
@@ -91,15 +86,13 @@ class Probe:
     timeout_seconds: float
 
 
-@dataclass(frozen=True)
-class Pause:
+class Pause(NamedTuple):
     """Wait; a decision to stop ends the wait at once and is raised."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """Run a verb on the journal's connection."""
 
     verb: Callable[[psycopg.Connection], Any]
@@ -130,16 +123,22 @@ def _do(op: Op, recorder: Recorder) -> Any:
     match op:
         case Begin(intent):
             begun: Ticket[float] = Ticket()
-            with _withdrawn_if_interrupted(journal, intent, ActionState.FAILED, begun):
+            try:
                 journal.begin(intent, begun)
                 return begun.wait()
+            except BaseException:
+                _withdraw(journal, intent, ActionState.FAILED, begun)
+                raise
         case Perform():
             return _perform(op, journal)
         case Retry(intent, was):
             tries: Ticket[tuple[int, float]] = Ticket()
-            with _withdrawn_if_interrupted(journal, intent, was, tries):
+            try:
                 journal.retry(intent, tries)
                 return tries.wait()
+            except BaseException:
+                _withdraw(journal, intent, was, tries)
+                raise
         case Pause(seconds):
             journal.check()
             if journal.stop_event.wait(seconds):
@@ -151,18 +150,11 @@ def _do(op: Op, recorder: Recorder) -> Any:
             return journal.ask(verb)
 
 
-@contextmanager
-def _withdrawn_if_interrupted(
-    journal: Journal, intent: Intent, was: ActionState, ticket: Ticket[Any]
-) -> Iterator[None]:
+def _withdraw(journal: Journal, intent: Intent, was: ActionState, ticket: Ticket[Any]) -> None:
     """Whoever waits for an intent may be cancelled or interrupted: then it may be committed, and is not followed."""
-    try:
-        yield
-    except BaseException:
-        if not ticket.refused:
-            with suppress(StoreUnavailableError, NotInSagaError):
-                journal.withdraw(intent, was, ticket)
-        raise
+    if not ticket.refused:
+        with suppress(StoreUnavailableError, NotInSagaError):
+            journal.withdraw(intent, was, ticket)
 
 
 def _perform(op: Perform, journal: Journal) -> Any:
@@ -172,7 +164,7 @@ def _perform(op: Perform, journal: Journal) -> Any:
         ticket: Ticket[float] = Ticket()
         try:
             journal.assert_again(op.intent, ticket)
-            op = replace(op, sent=ticket.wait())
+            op = op._replace(sent=ticket.wait())
         except BaseException as refused:  # noqa: BLE001 - the story hands it on
             raise CallNotBegun(refused) from None
     raise CallNotBegun(_too_slow(op))
@@ -274,16 +266,22 @@ async def _do_async(op: Op, recorder: Recorder) -> Any:
     match op:
         case Begin(intent):
             begun: Ticket[float] = Ticket(loop)
-            with _withdrawn_if_interrupted(journal, intent, ActionState.FAILED, begun):
+            try:
                 journal.begin(intent, begun)
                 return await begun.wait_async()
+            except BaseException:
+                _withdraw(journal, intent, ActionState.FAILED, begun)
+                raise
         case Perform():
             return await _perform_async(op, journal, loop)
         case Retry(intent, was):
             tries: Ticket[tuple[int, float]] = Ticket(loop)
-            with _withdrawn_if_interrupted(journal, intent, was, tries):
+            try:
                 journal.retry(intent, tries)
                 return await tries.wait_async()
+            except BaseException:
+                _withdraw(journal, intent, was, tries)
+                raise
         case Pause(seconds):
             return await _pause_async(seconds, journal, loop)
         case Probe(probe, record, timeout_seconds):
@@ -301,7 +299,7 @@ async def _perform_async(op: Perform, journal: Journal, loop: asyncio.AbstractEv
         ticket: Ticket[float] = Ticket(loop)
         try:
             journal.assert_again(op.intent, ticket)
-            op = replace(op, sent=await ticket.wait_async())
+            op = op._replace(sent=await ticket.wait_async())
         except BaseException as refused:  # noqa: BLE001 - the story hands it on
             raise CallNotBegun(refused) from None
     raise CallNotBegun(_too_slow(op))

@@ -10,9 +10,9 @@ import contextvars
 import threading
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_saga.core.actions import Action
 from airflow_saga.core.errors import (
@@ -26,7 +26,16 @@ from airflow_saga.core.errors import (
     ValueNotKeptError,
 )
 from airflow_saga.core.identity import action_key, undo_key
-from airflow_saga.core.records import ActionRecord, ActionRow, Applied, Intent, Outcome, SagaRow, StepRow
+from airflow_saga.core.records import (
+    ActionRecord,
+    ActionRow,
+    Applied,
+    Intent,
+    Outcome,
+    RecordedCall,
+    SagaRow,
+    StepRow,
+)
 from airflow_saga.core.states import ActionState, Effect
 from airflow_saga.runtime import codec
 from airflow_saga.runtime.drive import (
@@ -52,8 +61,18 @@ current_action: contextvars.ContextVar[str | None] = contextvars.ContextVar("cur
 """The action (or compensation) whose code is running in this context, if any."""
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Found(NamedTuple):
+    """What the log knows of one call: the recorded action that it is, or the place it takes."""
+
+    params: dict[str, Any]
+    text: str
+    fingerprint: str
+    row: RecordedCall | None
+    seq: int
+    alone: bool
+
+
+class _Call(NamedTuple):
     """One call as the body made it, ready for the log."""
 
     action: Action[Any, Any]
@@ -119,23 +138,29 @@ class Recorder:
             alone = self._under_way == 0
             self._under_way += 1
         try:
-            return (yield from self._tell_one(action, args, kwargs, alone))
+            found = self._look_up(action, args, kwargs, alone)
+            return (yield from self._tell_found(action, args, kwargs, found))
         finally:
             with self._lock:
                 self._under_way -= 1
 
-    def _tell_one(
+    def _look_up(
         self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], alone: bool
-    ) -> Generator[Op, Any, Any]:
+    ) -> _Found:
         params = action.bind(args, kwargs)
-        text = codec.encode(params, secrets=self.secrets.pattern(), max_bytes=self.limits.max_value_bytes)
-        mark = codec.fingerprint(action.name, action.version, text)
+        text, mark = self._recognised(action, params)
         reads = action.effect is Effect.READ_ONLY
         row, seq = self.replay.match(action.name, mark, alone=alone, read_only=reads)
+        return _Found(params, text, mark, row, seq, alone)
+
+    def _tell_found(
+        self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], found: _Found
+    ) -> Generator[Op, Any, Any]:
+        row = found.row
         if row is not None and row.state == ActionState.DONE:
-            return self._replayed(action, row)
-        intent = self._intent(action, text, mark, seq, row, parallel=not alone)
-        call = _Call(action, args, kwargs, params, intent, row.tries_before if row is not None else 0)
+            return self._replayed(row)
+        intent = self._intent(action, found)
+        call = _Call(action, args, kwargs, found.params, intent, row.tries_before if row is not None else 0)
         if row is None:
             if call.read_only:
                 return (yield from self._read(call))
@@ -143,16 +168,20 @@ class Recorder:
             return (yield from self._perform(call, 1, sent, ActionState.FAILED))
         return (yield from self._resume(call, row))
 
-    def _intent(
-        self,
-        action: Action[Any, Any],
-        text: str,
-        mark: str,
-        seq: int,
-        row: ActionRow | None,
-        *,
-        parallel: bool,
-    ) -> Intent:
+    def _recognised(self, action: Action[Any, Any], params: dict[str, Any]) -> tuple[str, str]:
+        """The text of the parameters and the call's fingerprint; what an earlier attempt has recorded word for word
+        was looked at then."""
+        if not self.replay.empty:
+            text = codec.plain_text(params, self.limits.max_value_bytes)
+            if text is not None:
+                known = self.replay.fingerprint_of(action.name, action.version, text)
+                if known is not None:
+                    return text, known
+        text = codec.encode(params, secrets=self.secrets.pattern(), max_bytes=self.limits.max_value_bytes)
+        return text, codec.fingerprint(action.name, action.version, text, params)
+
+    def _intent(self, action: Action[Any, Any], found: _Found) -> Intent:
+        row, seq = found.row, found.seq
         step = self.step
         if action.idempotent:
             self.journal.idempotent_seqs.add(seq)
@@ -161,24 +190,24 @@ class Recorder:
             name=action.name,
             version=action.version,
             effect=action.effect.value,
-            fingerprint=mark,
+            fingerprint=found.fingerprint,
             key=row.key
             if row is not None
             else action_key(self.saga.saga_uuid, step.task_id, step.map_index, step.generation, seq),
-            params=text,
+            params=found.text,
             timeout_seconds=action.timeout.total_seconds(),
             settle_after_seconds=action.settle_after.total_seconds(),
-            parallel=parallel,
+            parallel=not found.alone,
             action_id=row.action_id if row is not None else None,
             idempotent=action.idempotent,
             key_lifetime_seconds=action.key_lifetime.total_seconds() if action.key_lifetime else None,
             max_tries=action.retry.tries,
         )
 
-    def _replayed(self, action: Action[Any, Any], row: ActionRow) -> Any:
+    def _replayed(self, row: ActionRow | RecordedCall) -> Any:
         if row.result_lost:
             raise ResultNotStoredError(
-                f"{action.name} took effect in an earlier attempt, but its result could not be stored; "
+                f"{row.name} took effect in an earlier attempt, but its result could not be stored; "
                 f"it is not called again. It can be undone."
             )
         return None if row.result is None else codec.decode(row.result)
@@ -253,7 +282,7 @@ class Recorder:
 
     # -- in doubt -----------------------------------------------------------------------------------------------------
 
-    def _resume(self, call: _Call, row: ActionRow) -> Generator[Op, Any, Any]:
+    def _resume(self, call: _Call, row: RecordedCall) -> Generator[Op, Any, Any]:
         """An earlier attempt began this call and did not finish it well."""
         if row.state == ActionState.FAILED:
             if call.used(row.tries) >= call.action.retry.tries:
@@ -294,7 +323,7 @@ class Recorder:
         if row.state != ActionState.IN_DOUBT:
             self.replay.forget_doubt(action.name, call.intent.fingerprint)
         if row.state == ActionState.DONE:
-            return self._replayed(call.action, row)
+            return self._replayed(row)
         if used >= most:
             raise problem
         yield Pause(action.retry.pause_seconds(used))

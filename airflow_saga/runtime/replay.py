@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from airflow_saga.core.errors import InDoubtError, SagaDivergedError
-from airflow_saga.core.records import ActionRow
+from airflow_saga.core.records import RecordedCall
 from airflow_saga.core.states import ActionState, Effect
 
 
 class Replay:
     """The recorded actions of this generation, handed out as the body asks for them."""
 
-    def __init__(self, recorded: Iterable[ActionRow], label: str) -> None:
+    def __init__(self, recorded: Sequence[RecordedCall], label: str) -> None:
         self._lock = threading.Lock()
         self._label = label
-        self._by_call: dict[tuple[str, str], deque[ActionRow]] = {}
-        self._in_order: deque[ActionRow] = deque()
+        self._by_call: dict[tuple[str, str], list[RecordedCall]] = {}
+        """The newest first, so that the oldest is the cheap one to take."""
+        self._in_order: deque[RecordedCall] = deque()
         self._failed_readings: set[tuple[str, str]] = set()
         self._doubtful: dict[tuple[str, str], int] = {}
         self._taken: set[int] = set()
+        self._fingerprints: dict[tuple[str, int, str], str] = {}
         self._next_seq = 1
-        for row in recorded:
+        for row in reversed(recorded):
             self._next_seq = max(self._next_seq, row.seq + 1)
             reads = row.effect == Effect.READ_ONLY
             if row.twin_of is not None:
@@ -36,13 +38,23 @@ class Replay:
             if reads and row.state == ActionState.FAILED:
                 self._failed_readings.add((row.name, row.fingerprint))
                 continue
-            self._by_call.setdefault((row.name, row.fingerprint), deque()).append(row)
+            self._fingerprints[row.name, row.version, row.params] = row.fingerprint
+            self._by_call.setdefault((row.name, row.fingerprint), []).append(row)
             if not row.parallel and not reads:
-                self._in_order.append(row)
+                self._in_order.appendleft(row)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing was recorded by an earlier attempt."""
+        return not self._fingerprints
+
+    def fingerprint_of(self, name: str, version: int, params: str) -> str | None:
+        """The fingerprint of a recorded call with this very text; None if there is none."""
+        return self._fingerprints.get((name, version, params))
 
     def match(
         self, name: str, fingerprint: str, *, alone: bool, read_only: bool = False
-    ) -> tuple[ActionRow | None, int]:
+    ) -> tuple[RecordedCall | None, int]:
         """The recorded action this call is, and its seq; a new seq if it is a new one.
 
         :param alone: no other call of the step is under way, so the recorded order is expected.
@@ -59,7 +71,7 @@ class Replay:
                 )
             expected = self._expected()
             rows = self._by_call.get((name, fingerprint))
-            row = rows.popleft() if rows else None
+            row = rows.pop() if rows else None
             again = row is None and (name, fingerprint) in self._failed_readings
             if alone and expected is not None and not again and self._out_of_order(row, expected, read_only):
                 asked = f"{name} (fingerprint {fingerprint[:12]})"
@@ -76,13 +88,13 @@ class Replay:
             return None, seq
 
     @staticmethod
-    def _out_of_order(row: ActionRow | None, expected: ActionRow, read_only: bool) -> bool:
+    def _out_of_order(row: RecordedCall | None, expected: RecordedCall, read_only: bool) -> bool:
         if row is None:
             return True
         refused = row.state == ActionState.FAILED and row.seq < expected.seq
         return not (row.parallel or read_only or refused) and row.seq != expected.seq
 
-    def _expected(self) -> ActionRow | None:
+    def _expected(self) -> RecordedCall | None:
         """The next recorded sequential action; one that proved to have no effect may be left out by the body."""
         while self._in_order:
             row = self._in_order[0]

@@ -22,7 +22,7 @@ from airflow_saga.core.errors import (
     StoreUnavailableError,
     ValueNotKeptError,
 )
-from airflow_saga.core.records import ActionRow, Attempt, SagaRow, StepRow
+from airflow_saga.core.records import ActionRow, Attempt, RecordedCall, SagaRow, StepRow
 from airflow_saga.core.states import Cause, Mode, StepState
 from airflow_saga.runtime import codec
 from airflow_saga.runtime.journal import Journal, Stop
@@ -163,7 +163,7 @@ class StepRun:
         connection: psycopg.Connection,
         saga: SagaRow,
         step: StepRow,
-        recorded: tuple[ActionRow, ...],
+        recorded: tuple[RecordedCall, ...],
         body: Callable[[Saga], Any],
     ) -> StepResult:
         journal = Journal(self.address, connection, saga, step, self.limits, self._ends_by)

@@ -67,7 +67,7 @@ class Address:
         if behind_pooler(connection):
             connection.prepare_threshold = None
         else:
-            connection.prepare_threshold = 0
+            connection.prepare_threshold = 1  # what is asked once, as a step attaches, is not worth preparing
             connection.execute(_STEADY_PLANS, prepare=False)
         return connection
 

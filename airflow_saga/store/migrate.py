@@ -108,14 +108,19 @@ BEGIN
 END $check$
 """
 _ACTION_SUMS = """
-    NEW.settled := NEW.effect = 'READ_ONLY'
-        OR NEW.state IN ('FAILED', 'COMPENSATED', 'NON_COMPENSABLE', 'ACCEPTED')
-        -- a failed one without an end: a person asked for another undo
-        OR (NEW.state = 'COMPENSATION_FAILED' AND NEW.undo_finished_at IS NOT NULL)
-        OR (NEW.state = 'IN_DOUBT' AND NEW.probed)
-        OR (NEW.state = 'COMPENSATING' AND NEW.reconcile_at IS NOT NULL);
-    NEW.residual := NEW.effect <> 'READ_ONLY'
-        AND NEW.state IN ('PENDING', 'DONE', 'IN_DOUBT', 'COMPENSATING', 'COMPENSATION_FAILED', 'NON_COMPENSABLE');
+    IF NEW.state IN ('PENDING', 'DONE') THEN  -- nearly all writes: worth a short way
+        NEW.settled := NEW.effect = 'READ_ONLY';
+        NEW.residual := NOT NEW.settled;
+    ELSE
+        NEW.settled := NEW.effect = 'READ_ONLY'
+            OR NEW.state IN ('FAILED', 'COMPENSATED', 'NON_COMPENSABLE', 'ACCEPTED')
+            -- a failed one without an end: a person asked for another undo
+            OR (NEW.state = 'COMPENSATION_FAILED' AND NEW.undo_finished_at IS NOT NULL)
+            OR (NEW.state = 'IN_DOUBT' AND NEW.probed)
+            OR (NEW.state = 'COMPENSATING' AND NEW.reconcile_at IS NOT NULL);
+        NEW.residual := NEW.effect <> 'READ_ONLY'
+            AND NEW.state IN ('IN_DOUBT', 'COMPENSATING', 'COMPENSATION_FAILED', 'NON_COMPENSABLE');
+    END IF;
 """
 _ACTION_CHECK = """
     IF NOT (CASE NEW.effect WHEN 'READ_ONLY' THEN NEW.state IN ('DONE', 'FAILED')

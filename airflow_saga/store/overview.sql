@@ -14,7 +14,7 @@ LEFT JOIN LATERAL (
     SELECT count(*) FILTER (WHERE a.reconcile_at IS NULL) AS standing,
            count(*) FILTER (WHERE a.state = 'IN_DOUBT' AND s.state = 'STOPPED') AS doubtful
     FROM airflow_saga.action a JOIN airflow_saga.step s USING (step_id)
-    WHERE a.saga_id = g.saga_id AND a.residual AND g.state IN ('PARTIALLY_CANCELLED', 'FAILED', 'SUSPENDED')
+    WHERE s.saga_id = g.saga_id AND a.residual AND g.state IN ('PARTIALLY_CANCELLED', 'FAILED', 'SUSPENDED')
 ) a ON true
 WHERE g.state NOT IN ('COMPLETED', 'CANCELLED')
   AND (%(dag_id)s::text IS NULL OR g.dag_id = %(dag_id)s)
@@ -29,8 +29,8 @@ WHERE g.state NOT IN ('COMPLETED', 'CANCELLED')
 ORDER BY g.changed_at LIMIT %(limit)s;
 
 -- name: standing_of
-SELECT a.saga_id, count(*) AS standing FROM airflow_saga.action a
-WHERE a.residual AND a.saga_id = ANY(%(saga_ids)s::bigint[]) GROUP BY a.saga_id;
+SELECT s.saga_id, count(*) AS standing FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
+WHERE a.residual AND s.saga_id = ANY(%(saga_ids)s::bigint[]) GROUP BY s.saga_id;
 
 -- name: oldest_open_request
 SELECT r.*, g.dag_id, g.run_id, clock_timestamp() - r.asked_at AS age

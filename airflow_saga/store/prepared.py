@@ -7,7 +7,7 @@ statement is prepared once per connection and its parameters go out as text; eve
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,7 +41,7 @@ class Prepared:
 
         :raises psycopg.Error: as a cursor would.
         """
-        values = [_as_text(params[name]) for name in self.names]
+        values = [_WRITERS.get(type(value), _other)(value) for value in map(params.__getitem__, self.names)]
         pgconn = connection.pgconn
         if connection.prepare_threshold is None or pgconn.transaction_status != pq.TransactionStatus.IDLE:
             # Behind a pooler a prepared statement is lost; inside a transaction its loss could not be made good.
@@ -70,15 +70,17 @@ class Prepared:
         self._known[connection] = True
 
 
-def _as_text(value: Any) -> bytes | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bool):
-        return b"t" if value else b"f"
-    if isinstance(value, list):
-        return ("{" + ",".join(map(str, value)) + "}").encode()
+_WRITERS: dict[type, Callable[[Any], bytes | None]] = {
+    str: str.encode,
+    type(None): lambda _: None,
+    int: lambda value: b"%d" % value,
+    bool: lambda value: b"t" if value else b"f",
+    float: lambda value: repr(value).encode(),
+    list: lambda value: ("{" + ",".join(map(str, value)) + "}").encode(),
+}
+
+
+def _other(value: Any) -> bytes:
     return str(value).encode()
 
 

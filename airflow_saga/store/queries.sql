@@ -111,8 +111,8 @@ SET state = %(state)s, mode = %(mode)s, cause = %(cause)s, actor = %(actor)s, re
     stop_now = %(stop_now)s,
     deadline_at = CASE WHEN %(state)s <> 'CANCELLING' THEN NULL ELSE greatest(
         clock_timestamp() + make_interval(secs => cancel_deadline_seconds),
-        (SELECT max(lands_by) + interval '15 seconds' FROM airflow_saga.action a
-         WHERE a.saga_id = saga.saga_id AND a.residual)) END,
+        (SELECT max(a.lands_by) + interval '15 seconds' FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
+         WHERE s.saga_id = saga.saga_id AND a.residual)) END,
     changed_at = clock_timestamp()
 WHERE saga_id = %(saga_id)s;
 
@@ -132,7 +132,8 @@ SET state = 'RUNNING', mode = NULL, stop_now = false, deadline_at = NULL,
     on_compensation_failure = %(on_compensation_failure)s,
     cancel_deadline_seconds = %(cancel_deadline_seconds)s,
     changed_at = CASE WHEN state = 'RUNNING' THEN changed_at ELSE clock_timestamp() END
-WHERE saga_id = %(saga_id)s;
+WHERE saga_id = %(saga_id)s
+RETURNING *;
 
 -- name: note_refusal
 -- The attach of another clear forgets it, so the clear that it belongs to is kept with it.
@@ -260,6 +261,12 @@ RETURNING a.action_id;
 
 -- name: actions_of_step
 SELECT * FROM airflow_saga.action WHERE step_id = %(step_id)s AND generation = %(generation)s ORDER BY seq;
+
+-- name: recorded_calls
+-- The fields of RecordedCall, in its order.
+SELECT action_id, seq, parallel, name, version, effect, fingerprint, key, state, tries, tries_before, params, result,
+       result_lost, error, twin_of
+FROM airflow_saga.action WHERE step_id = %(step_id)s AND generation = %(generation)s ORDER BY seq;
 
 -- name: action_by_seq
 SELECT * FROM airflow_saga.action
@@ -395,7 +402,8 @@ SET state = CASE WHEN EXISTS (SELECT 1 FROM airflow_saga.action a WHERE a.step_i
 WHERE step_id = %(step_id)s AND state IN ('RUNNING', 'STOPPED', 'SUCCEEDED', 'UNDOING');
 
 -- name: saga_has_residual
-SELECT EXISTS (SELECT 1 FROM airflow_saga.action WHERE saga_id = %(saga_id)s AND residual) AS stands;
+SELECT EXISTS (SELECT 1 FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
+               WHERE s.saga_id = %(saga_id)s AND a.residual) AS stands;
 
 -- name: step_has_residual
 SELECT EXISTS (SELECT 1 FROM airflow_saga.action WHERE step_id = %(step_id)s AND residual) AS stands;
@@ -545,8 +553,8 @@ SELECT * FROM airflow_saga.saga WHERE dag_id = %(dag_id)s AND run_id = %(run_id)
 SELECT * FROM airflow_saga.saga WHERE saga_id = %(saga_id)s;
 
 -- name: list_sagas
-SELECT g.*, (SELECT count(*) FROM airflow_saga.action a WHERE a.saga_id = g.saga_id AND a.residual
-             AND (g.state IN ('PARTIALLY_CANCELLED', 'CANCELLING'))) AS standing
+SELECT g.*, (SELECT count(*) FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
+             WHERE s.saga_id = g.saga_id AND a.residual AND (g.state IN ('PARTIALLY_CANCELLED', 'CANCELLING'))) AS standing
 FROM airflow_saga.saga g
 WHERE (%(dag_id)s::text IS NULL OR g.dag_id = %(dag_id)s) AND (%(states)s::text[] IS NULL OR g.state = ANY(%(states)s))
 ORDER BY g.saga_id DESC LIMIT %(limit)s;
@@ -559,7 +567,8 @@ SELECT * FROM airflow_saga.action
 WHERE step_id IN (SELECT step_id FROM airflow_saga.step WHERE saga_id = %(saga_id)s) ORDER BY action_id;
 
 -- name: residual_of_saga
-SELECT * FROM airflow_saga.action WHERE saga_id = %(saga_id)s AND residual ORDER BY action_id;
+SELECT a.* FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
+WHERE s.saga_id = %(saga_id)s AND a.residual ORDER BY a.action_id;
 
 -- name: requests_of_saga
 SELECT * FROM airflow_saga.undo_request WHERE saga_id = %(saga_id)s ORDER BY number;

@@ -12,7 +12,16 @@ import psycopg
 
 from airflow_saga.core.decide import AttachDecision, Go, cleared_itself, decide_attach
 from airflow_saga.core.plan import comes_after
-from airflow_saga.core.records import ActionRow, Attempt, Intent, Outcome, RequestRow, SagaRow, StepRow
+from airflow_saga.core.records import (
+    ActionRow,
+    Attempt,
+    Intent,
+    Outcome,
+    RecordedCall,
+    RequestRow,
+    SagaRow,
+    StepRow,
+)
 from airflow_saga.core.states import ActionState, Cause, RequestState, SagaState, StepState
 from airflow_saga.store.connect import retried
 from airflow_saga.store.prepared import Prepared
@@ -34,7 +43,7 @@ class Attached:
     decision: AttachDecision
     saga: SagaRow | None = None
     step: StepRow | None = None
-    recorded: tuple[ActionRow, ...] = ()
+    recorded: tuple[RecordedCall, ...] = ()
     request: RequestRow | None = None
 
 
@@ -125,6 +134,8 @@ class StepVerbs:
         return row
 
     def _upstream_of(self, attempt: Attempt, saga_id: int) -> list[StepRow]:
+        if not attempt.ancestors:
+            return []
         params = {
             "saga_id": saga_id,
             "ancestors": list(attempt.ancestors),
@@ -147,7 +158,11 @@ class StepVerbs:
         """The saga runs (again): a hint that nobody has frozen is withdrawn, the DAG's policies are kept."""
         if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
             request = self._withdraw(attempt, saga, request)
-        self.connection.execute(
+        if _is_entered(saga, attempt):
+            return saga, request
+        entered = one(
+            self.connection,
+            SagaRow,
             Q.attach_saga,
             {
                 "saga_id": saga.saga_id,
@@ -157,7 +172,6 @@ class StepVerbs:
                 "cancel_deadline_seconds": attempt.cancel_deadline_seconds,
             },
         )
-        entered = one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": saga.saga_id})
         assert entered is not None
         return entered, request
 
@@ -208,14 +222,13 @@ class StepVerbs:
             "pid": attempt.pid,
             "dag_version": attempt.dag_version,
         }
+        recorded: tuple[RecordedCall, ...] = ()
         if step is None:
             taken = one(self.connection, StepRow, Q.insert_step, values)
         else:
-            self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
-            if cleared_itself(attempt, step):
-                key = {"step_id": step.step_id, "generation": step.generation}
-                self.connection.execute(Q.grant_tries, key)
-            values |= {"step_id": step.step_id, "generations": int(decision.go is Go.ANEW)}
+            anew = decision.go is Go.ANEW
+            recorded = self._sweep(attempt, step, anew=anew)
+            values |= {"step_id": step.step_id, "generations": int(anew)}
             taken = one(self.connection, StepRow, Q.take_step, values)
         assert taken is not None
         note(
@@ -226,13 +239,23 @@ class StepVerbs:
             saga_id=saga.saga_id,
             step_id=taken.step_id,
         )
-        recorded = many(
-            self.connection,
-            ActionRow,
-            Q.actions_of_step,
-            {"step_id": taken.step_id, "generation": taken.generation},
-        )
-        return Attached(decision, saga, taken, tuple(recorded))
+        return Attached(decision, saga, taken, recorded)
+
+    def _sweep(self, attempt: Attempt, step: StepRow, *, anew: bool) -> tuple[RecordedCall, ...]:
+        """What the attempt before left open is in doubt, and a clear grants new tries; what there is to resume with."""
+        recorded = () if anew else self._recorded(step)
+        cleared = cleared_itself(attempt, step)
+        if not (anew or cleared or any(call.state == ActionState.PENDING for call in recorded)):
+            return recorded
+        self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
+        if cleared:
+            self.connection.execute(Q.grant_tries, {"step_id": step.step_id, "generation": step.generation})
+        return () if anew else self._recorded(step)
+
+    def _recorded(self, step: StepRow) -> tuple[RecordedCall, ...]:
+        key = {"step_id": step.step_id, "generation": step.generation}
+        with self.connection.cursor() as cursor:
+            return tuple(map(RecordedCall._make, cursor.execute(Q.recorded_calls, key)))
 
     def _redo(self, attempt: Attempt, saga: SagaRow, step: StepRow, request: RequestRow | None) -> Attached:
         """A finished step was cleared: it, and every later step that was cleared too, is undone before it runs anew."""
@@ -316,9 +339,15 @@ class StepVerbs:
 
     def _write_together(self, writes: list[dict[str, Any]]) -> list[Any]:
         """What parallel calls have to say goes out in one round trip and one commit."""
-        with self.connection.pipeline(), self.connection.transaction():
-            cursors = [self.connection.execute(Q.write_forward, write) for write in writes]
-            return [cursor.fetchone() for cursor in cursors]
+        try:
+            with self.connection.pipeline(), self.connection.transaction():
+                cursors = [self.connection.execute(Q.write_forward, write) for write in writes]
+                return [cursor.fetchone() for cursor in cursors]
+        except psycopg.OperationalError as problem:
+            struck = problem.__context__
+            if struck is not None and not isinstance(struck, psycopg.Error):
+                raise struck from None  # an interruption, which a pipeline that cannot be left would hide
+            raise
 
     @retried
     def reassert_if_allowed(self, step: StepRow, intent: Intent) -> Written:
@@ -404,6 +433,16 @@ class StepVerbs:
     def recorded_action(self, step: StepRow, seq: int) -> ActionRow | None:
         params = {"step_id": step.step_id, "generation": step.generation, "seq": seq}
         return one(self.connection, ActionRow, Q.action_by_seq, params)
+
+
+def _is_entered(saga: SagaRow, attempt: Attempt) -> bool:
+    """An earlier attempt has left the saga as this one wants it."""
+    policies = (saga.on_failure, saga.on_compensation_failure, saga.cancel_deadline_seconds)
+    return (
+        saga.state == SagaState.RUNNING
+        and saga.clear_number >= attempt.clear_number
+        and policies == (attempt.on_failure, attempt.on_compensation_failure, attempt.cancel_deadline_seconds)
+    )
 
 
 def _identity(attempt: Attempt) -> dict[str, Any]:

@@ -200,17 +200,21 @@ class Trip:
     def undo_states(self) -> dict[str, str | None]:
         return self.airflow.task_states(self.undo_dag_id, self.undo_run_id)
 
+    def wait_questions(self, n: int) -> list[dict[str, Any]]:
+        """Wait until a person is asked n things about this trip, and until Airflow is sure to hear the answers."""
+
+        def look() -> list[dict[str, Any]] | None:
+            questions = self.airflow.hitl(self.undo_dag_id, self.undo_run_id)
+            asked = [datetime.fromisoformat(question["created_at"]) for question in questions]
+            heard = asked and (datetime.now(UTC) - max(asked)).total_seconds() > HEARD_AFTER
+            return questions if heard and len(questions) == n else None
+
+        return self.wait(look, SOON, f"a person is asked {n} things")
+
     def wait_question(self) -> dict[str, Any]:
-        """Wait until a person is asked about this trip, and until Airflow is sure to hear the answer."""
-
-        def look() -> dict[str, Any] | None:
-            for question in self.airflow.hitl(self.undo_dag_id, self.undo_run_id):
-                asked = datetime.fromisoformat(question["created_at"])
-                if (datetime.now(UTC) - asked).total_seconds() > HEARD_AFTER:
-                    return question
-            return None
-
-        return self.wait(look, SOON, "a person is asked")
+        """The same for one question."""
+        (question,) = self.wait_questions(1)
+        return question
 
     def answer(self, question: dict[str, Any], option: str, note: str | None = None) -> None:
         """Answer in Airflow, as a person does in Required Actions."""

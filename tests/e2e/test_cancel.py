@@ -145,6 +145,9 @@ def test_cancel_of_a_run_that_is_over_offers_undo(scene: Scene) -> None:
     assert "already" in said
     assert "airflow saga undo" in said
     assert (trip.state, trip.net.total) == ("COMPLETED", 2)
+    scene.airflow.cli("saga", "undo", trip.dag_id, trip.run_id, "--reason", "second thoughts")
+    view = trip.must_be_undone(calls=2, run="success")
+    assert (view.saga.cause, view.saga.reason) == ("user", "second thoughts")
 
 
 def test_doctor_finds_every_component_alive(scene: Scene) -> None:

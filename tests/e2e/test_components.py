@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.scene import SOON, Scene, Stage
+from tests.e2e.scene import SOON, Scene, Stage, Trip
 from tests.support.airflow_factory import AirflowFactory
 from tests.support.postgres import PostgresServer, available_servers
 from tests.support.world import World
@@ -127,51 +128,54 @@ def test_c28_run_marked_failed_is_undone_by_polling_and_still_once_when_hooks_ar
     trip.must_be_undone(calls=2)
 
 
-def test_store_restarted_in_the_middle_of_a_call_is_waited_for(
-    polled: Scene, store_server: PostgresServer
-) -> None:
-    trip = polled.trip("line")
-    trip.tell("hold", "hotels")
-    trip.start(a=["flights"], b=["hotels", "cars"])
-    trip.await_calls("hotels")
+@dataclass(frozen=True)
+class Outage:
+    """The trips that were under way when the store's server crashed, and are still when it is back."""
+
+    calling: Trip
+    undoing: Trip
+    marked: Trip
+
+
+@pytest.fixture(scope="module")
+def outage(by_polling: Stage, store_server: PostgresServer) -> Outage:
+    """While the store is away a call ends, a compensation ends, and a run whose step dies is marked failed."""
+    scene = Scene(by_polling, "outage")
+    trips = Outage(scene.trip("line"), scene.trip("line"), scene.trip("line"))
+    trips.calling.tell("hold", "hotels")
+    trips.calling.start(a=["flights"], b=["hotels", "cars"])
+    trips.undoing.tell("hold", "hotels", verb="undo", times=1)
+    trips.undoing.start(a=["flights"], b=["hotels", "raise"])
+    trips.undoing.await_calls("hotels", verb="undo")
+    trips.marked.tell("hold", "yachts")
+    trips.marked.start(a=["flights"], b=["yachts", "cars"])
+    for trip, kind in ((trips.calling, "hotels"), (trips.marked, "yachts")):
+        trip.await_calls(kind)
+    attempt = trips.marked.process("b")
 
     store_server.stop("immediate")
-    trip.release("hotels")
-    polled.airflow.wait_log(trip.dag_id, trip.run_id, "b", "lost the saga store")
-    store_server.start()
-
-    trip.must_be_completed(calls=3)
-    assert not trip.action("hotels").in_doubt
-
-
-def test_store_restarted_in_the_middle_of_an_undo_is_waited_for(
-    polled: Scene, store_server: PostgresServer
-) -> None:
-    trip = polled.trip("line")
-    trip.tell("hold", "hotels", verb="undo", times=1)
-    trip.start(a=["flights"], b=["hotels", "raise"])
-    trip.await_calls("hotels", verb="undo")
-
-    store_server.restart("immediate")
-
-    trip.release("hotels")
-    trip.must_be_undone(calls=2)
-    assert len({undo["key"] for undo in trip.undo_calls("hotels")}) == 1
-
-
-def test_run_marked_failed_while_the_store_is_away_is_undone_when_it_is_back(
-    polled: Scene, store_server: PostgresServer
-) -> None:
-    trip = polled.trip("line")
-    trip.tell("hold", "hotels")
-    trip.start(a=["flights"], b=["hotels", "cars"])
-    trip.await_calls("hotels")
-    attempt = trip.process("b")
-
-    store_server.stop("immediate")
-    trip.mark_failed()
+    trips.calling.release("hotels")
+    trips.undoing.release("hotels")
+    trips.marked.mark_failed()
+    by_polling.airflow.wait_log("line", trips.calling.run_id, "b", "lost the saga store")
     attempt.wait_gone(SOON)
     store_server.start()
+    return trips
 
-    trip.must_be_undone(calls=2)
-    assert trip.undo_order == ["hotels", "flights"]
+
+def test_call_that_ends_while_the_store_is_away_is_done_when_it_is_back(outage: Outage) -> None:
+    outage.calling.must_be_completed(calls=3)
+
+    assert not outage.calling.action("hotels").in_doubt
+
+
+def test_compensation_that_ends_while_the_store_is_away_is_confirmed_when_it_is_back(outage: Outage) -> None:
+    outage.undoing.must_be_undone(calls=2)
+
+    assert len({undo["key"] for undo in outage.undoing.undo_calls("hotels")}) == 1
+
+
+def test_run_marked_failed_while_the_store_is_away_is_undone_when_it_is_back(outage: Outage) -> None:
+    outage.marked.must_be_undone(calls=2)
+
+    assert outage.marked.undo_order == ["yachts", "flights"]

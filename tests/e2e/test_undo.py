@@ -46,6 +46,21 @@ def test_c14_undo_task_that_is_killed_repeats_its_call_with_the_same_key(scene: 
     assert len({undo["key"] for undo in trip.undo_calls("hotels")}) == 1
 
 
+def test_undo_task_that_the_platform_stops_goes_on_after_the_call_that_it_was_in(scene: Scene) -> None:
+    trip = scene.trip("line")
+    trip.tell("hold", "cars", verb="undo", times=1)
+    trip.start(a=["flights"], b=["hotels", "cars", "raise"])
+    trip.await_calls("cars", verb="undo")
+    attempt = trip.undo_process("undo.b")
+
+    attempt.kill(signal.SIGTERM)
+
+    trip.release("cars")
+    attempt.wait_gone(SOON)
+    trip.must_be_undone(calls=3)
+    assert [len(trip.undo_calls(kind)) for kind in ("cars", "hotels", "flights")] == [1, 1, 1]
+
+
 def test_undo_run_marked_failed_and_cleared_goes_on(scene: Scene) -> None:
     trip = scene.trip("line")
     trip.tell("hold", "flights", verb="undo", times=1)
@@ -118,16 +133,22 @@ def test_c42_compensation_that_fails_for_good_is_settled_by_a_person_in_airflow(
     assert len(scene.world.calls("notices", trip=f"notice of {trip.run_id}")) == 1
 
 
-def test_c42_effect_that_a_person_lets_stand_is_accepted(scene: Scene) -> None:
-    trip = scene.trip("line").start(a=["flights"], b=["messages", "raise"])
+def test_c42_each_effect_that_stands_gets_the_answer_that_was_meant_for_it(scene: Scene) -> None:
+    trip = scene.trip("line")
+    trip.tell("fail", "hotels", verb="undo")
+    trip.start(a=["flights", "messages"], b=["hotels", "raise"])
     view = trip.wait_saga("PARTIALLY_CANCELLED")
-    assert [(row.name, row.state) for row in view.residual] == [("messages", "NON_COMPENSABLE")]
+    stand = {row.name: row.state for row in view.residual}
+    assert stand == {"messages": "NON_COMPENSABLE", "hotels": "COMPENSATION_FAILED"}
 
-    trip.answer(trip.wait_question(), "Let it stand")
+    first, second = trip.wait_questions(2)
+    answers = {"messages": "Let it stand", "hotels": "I have undone it by hand"}
+    for question in (second, first):
+        trip.answer(question, answers[question["subject"].split()[0]])
 
     trip.wait_saga("CANCELLED")
     assert trip.wait_undo() == "success"
-    assert trip.action("messages").state == "ACCEPTED"
+    assert (trip.action("messages").state, trip.action("hotels").state) == ("ACCEPTED", "COMPENSATED")
     assert (trip.net.of("messages"), trip.net.of("flights"), trip.undo_calls("messages")) == (1, 0, [])
 
 

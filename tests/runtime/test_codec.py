@@ -646,7 +646,10 @@ def test_a_dict_that_another_thread_changes_meanwhile_is_kept_whole_or_refused()
 
 
 def fingerprint_of(value: object) -> str:
-    return fingerprint("book", 1, encode(value))
+    text = encode(value)
+    mark = fingerprint("book", 1, text)
+    assert fingerprint("book", 1, text, value) == mark
+    return mark
 
 
 def shuffled(value: Any) -> Any:

@@ -37,7 +37,7 @@ def test_a_connection_is_opened_again_from_an_open_one(store_url: str) -> None:
     assert "postgres" not in repr(address), "an address may hold a password"
     with address.open() as connection:
         assert (connection.info.dbname, connection.autocommit) == (database, True)
-        assert connection.prepare_threshold == 0
+        assert connection.prepare_threshold == 1
         assert not behind_pooler(connection)
         name = connection.execute("SELECT current_setting('application_name')").fetchone()
         assert name == ("airflow_saga",)

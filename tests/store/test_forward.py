@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import psycopg
 import pytest
 
@@ -266,7 +264,7 @@ def test_a_call_in_doubt_is_tried_again_only_if_idempotent_and_after_it_can_land
     step = scene.attach()
     failed(scene, step, "IN_DOUBT", own=False)
     plain = scene.intent(step, 1, max_tries=3)
-    safe = replace(plain, idempotent=True)
+    safe = plain._replace(idempotent=True)
     assert scene.steps.retry_if_allowed(step, safe)[0] is None, "A1 is not over"
     scene.time_passes(12)
     scene.steps.heartbeat_if_held(step, 15, None, False)
@@ -296,7 +294,7 @@ def test_a_key_that_outlived_its_lifetime_is_not_used_again(scene: Scene) -> Non
     scene.time_passes(100)
     intent = scene.intent(step, 1, max_tries=3, idempotent=True, key_lifetime_seconds=60)
     assert scene.steps.retry_if_allowed(step, intent)[0] is None
-    assert scene.steps.retry_if_allowed(step, replace(intent, key_lifetime_seconds=600))[0] == 2
+    assert scene.steps.retry_if_allowed(step, intent._replace(key_lifetime_seconds=600))[0] == 2
 
 
 @pytest.mark.parametrize("state", ["PENDING", "DONE"])

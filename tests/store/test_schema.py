@@ -335,7 +335,7 @@ def sample(name: str) -> Any:
     return None
 
 
-SMALL_INDEXES = {"action_unsettled", "action_residual", "action_due"}
+SMALL_INDEXES = {"action_due"}
 """They hold what is open now, so reading one of them whole is fine."""
 
 

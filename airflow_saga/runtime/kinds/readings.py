@@ -7,9 +7,8 @@ from decimal import Decimal
 from typing import Any
 
 from airflow_saga.runtime.kinds import READERS
+from airflow_saga.runtime.kinds.compact import dumps_sorted
 from airflow_saga.runtime.kinds.tree import TAG, Payload
-
-dumps_sorted = json.JSONEncoder(check_circular=False, separators=(",", ":"), sort_keys=True).encode
 
 
 def canonical(node: Any) -> Any:

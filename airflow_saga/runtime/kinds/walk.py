@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Never
 
 from airflow_saga.core.errors import ParamsNotKeptError, ValueNotKeptError, ValueTooLargeError
 from airflow_saga.runtime.kinds import LEAF_WRITERS, class_writer
+from airflow_saga.runtime.kinds.compact import dumps
 from airflow_saga.runtime.kinds.scalars import PLAIN_INT_BITS
 from airflow_saga.runtime.kinds.tree import TAG, Attribute, Key, Refused, Tree
 from airflow_saga.runtime.secrecy import MASK, SecretPattern, key_segment
@@ -19,7 +19,6 @@ _INFINITY = float("inf")
 NOT_PLAIN = -1
 _NO_SECRETS = SecretPattern(())
 _CONTAINERS = (dict, list, tuple, set, frozenset)
-dumps = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
 def plain_items(value: object, max_items: int, max_depth: int = MAX_DEPTH) -> int:
