@@ -126,6 +126,16 @@ class InDoubtError(SagaError):
     """Nobody knows whether an action took effect, and it may not be called again; not retried by Airflow."""
 
 
+def in_doubt_by(problem: BaseException) -> str | None:
+    """Which action nobody knows about has ended a step, if that is why: the body sees what its call raised."""
+    link: BaseException | None = problem
+    while link is not None:
+        if found := getattr(link, "saga_in_doubt", None):
+            return str(found)
+        link = link.__cause__
+    return None
+
+
 class ActionRefusedError(SagaError):
     """The log refused to begin an action for a reason that a retry does not change; nothing was called."""
 

@@ -109,8 +109,12 @@ class SagaOperator(BaseOperator):
             raise AirflowRescheduleException(reschedule_date()) from wait
         except NEVER_RETRIED as problem:
             raise AirflowFailException(str(problem)) from problem
-        except (errors.ActionTimedOut, errors.StepInterrupted, StepCleared) as problem:
-            raise AirflowException(str(problem)) from problem
+        except (Exception, errors.ActionTimedOut, errors.StepInterrupted) as problem:
+            if (doubt := errors.in_doubt_by(problem)) is not None:
+                raise AirflowFailException(doubt) from problem
+            if isinstance(problem, (errors.ActionTimedOut, errors.StepInterrupted, StepCleared)):
+                raise AirflowException(str(problem)) from problem
+            raise
         ti.xcom_push(key=SUMMARY_KEY, value=summary_of(result))
         if isinstance(result.output, dict) and SKIPPED in result.output:
             raise AirflowSkipException(result.output[SKIPPED])

@@ -305,7 +305,7 @@ class Recorder:
         action = call.action
         used, most = call.used(tries), action.retry.tries
         if action.verify is None and not (action.idempotent and used < most):
-            raise problem
+            raise self._unknown_for_good(call, problem)
         row = yield from self._wait_out(call)
         if row.state == ActionState.IN_DOUBT and action.verify is not None:
             answer = yield Probe(action.verify, self._record(call, row), action.timeout.total_seconds())
@@ -319,18 +319,28 @@ class Recorder:
                 )
                 row = replace(row, state=ActionState.FAILED.value)
         if row.state == ActionState.IN_DOUBT and not (yield from self._may_be_called_again(action, row)):
-            raise problem
+            raise self._unknown_for_good(call, problem)
         if row.state != ActionState.IN_DOUBT:
             self.replay.forget_doubt(action.name, call.intent.fingerprint)
         if row.state == ActionState.DONE:
             return self._replayed(row)
         if used >= most:
-            raise problem
+            raise self._unknown_for_good(call, problem) if row.state == ActionState.IN_DOUBT else problem
         yield Pause(action.retry.pause_seconds(used))
         was = ActionState(row.state)
         tries, sent = yield Retry(call.intent, was)
         self.replay.forget_doubt(action.name, call.intent.fingerprint)
         return (yield from self._perform(call, tries, sent, was))
+
+    def _unknown_for_good(self, call: _Call, problem: BaseException) -> BaseException:
+        """The body sees what its call raised; the task is told that a retry would only stop at this call again."""
+        if not isinstance(problem, InDoubtError):
+            problem.saga_in_doubt = (  # type: ignore[attr-defined]
+                f"nobody knows whether {call.action.name} (key {call.intent.key}) took effect, and it may not be "
+                f"called again ({self.secrets.scrub(f'{type(problem).__name__}: {problem}')[:500]}). Look it up, then "
+                f"say so: airflow saga show {self.saga.dag_id} {self.saga.run_id}, airflow saga resolve …"
+            )
+        return problem
 
     def _may_be_called_again(self, action: Action[Any, Any], row: ActionRow) -> Generator[Op, Any, bool]:
         """In doubt, but the service takes the same key for the same effect, and still remembers it."""

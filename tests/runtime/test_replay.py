@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_saga.core.actions import READ_ONLY, action
-from airflow_saga.core.errors import InDoubtError, SagaDivergedError, StepRefusedError
+from airflow_saga.core.errors import InDoubtError, SagaDivergedError, StepRefusedError, in_doubt_by
 from dags.support import travel
 from tests.runtime import deeds
 from tests.runtime.lab import Lab
@@ -236,7 +236,8 @@ def test_a_doubt_from_an_earlier_attempt_is_asked_about_first(lab: Lab) -> None:
 
 def test_a_doubt_that_nobody_can_end_stops_the_resume_and_says_what_to_do(lab: Lab) -> None:
     lab.world.tell("apply_and_drop", "flights")
-    lab.fails(lambda saga: deeds.book_quickly_blind("flights"), travel.TravelError)
+    first = lab.fails(lambda saga: deeds.book_quickly_blind("flights"), travel.TravelError)
+    assert "may not be called again" in (in_doubt_by(first) or ""), "the task must not be retried for this"
     problem = lab.fails(lambda saga: deeds.book_quickly_blind("flights"), InDoubtError, try_number=2)
     (row,) = lab.actions()
     assert f"resolve {lab.dag_id} r {row.action_id} --happened" in str(problem)
