@@ -156,8 +156,8 @@ def test_action_timeout_that_a_probe_finds_done_does_not_stop_the_step(scene: Sc
     assert "did not answer within 3 s" in str(trip.action("rooms").error)
 
 
-def test_action_timeout_without_a_probe_is_put_before_a_person(scene: Scene) -> None:
-    trip = scene.trip("line")
+def test_action_timeout_without_a_probe_is_put_before_a_person_and_not_retried(scene: Scene) -> None:
+    trip = scene.trip("retried")
     trip.tell("hold", "tours")
     trip.start(a=["flights"], b=["swallow", "tours", "cars"])
 
@@ -166,6 +166,7 @@ def test_action_timeout_without_a_probe_is_put_before_a_person(scene: Scene) -> 
     assert [(row.name, row.state) for row in view.residual] == [("tours", "IN_DOUBT")]
     assert (trip.net.of("flights"), len(trip.calls("cars"))) == (0, 0)
     assert trip.undo_calls("tours") == []
+    assert len(scene.airflow.tries(trip.dag_id, trip.run_id, "b")) == 1
     question = trip.wait_question()
     assert "nobody knows" in question["subject"]
     trip.answer(question, "I have undone it by hand", note="called the tour guide")
