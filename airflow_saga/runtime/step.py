@@ -25,12 +25,13 @@ from airflow_saga.core.errors import (
 from airflow_saga.core.records import ActionRow, Attempt, RecordedCall, SagaRow, StepRow
 from airflow_saga.core.states import Cause, Mode, StepState
 from airflow_saga.runtime import codec
-from airflow_saga.runtime.journal import Journal, Stop
+from airflow_saga.runtime.journal import Journal
 from airflow_saga.runtime.ports import Limits, TaskPlatform
 from airflow_saga.runtime.recorder import Recorder
 from airflow_saga.runtime.replay import Replay
 from airflow_saga.runtime.saga import Saga
 from airflow_saga.runtime.secrecy import KnownSecrets
+from airflow_saga.runtime.stops import Stop
 from airflow_saga.store import migrate, signals
 from airflow_saga.store.connect import Address, first_line
 from airflow_saga.store.reader import Reader

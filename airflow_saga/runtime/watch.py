@@ -10,7 +10,9 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from airflow_saga.runtime.journal import Journal
+    from airflow_saga.runtime.guard import CallGuard
+    from airflow_saga.runtime.line import StoreLine
+    from airflow_saga.runtime.turns import Turns
 
 EVERY_SECONDS = 0.25
 BUSY_SECONDS = 0.5
@@ -22,8 +24,10 @@ SILENT_SECONDS = 10.0
 class Watch:
     """See the module. One per journal."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, turns: Turns, guard: CallGuard, line: StoreLine) -> None:
+        self._turns = turns
+        self._guard = guard
+        self._line = line
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="saga-watch", daemon=True)
 
@@ -35,8 +39,8 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(EVERY_SECONDS):
-            busy = self._journal.busy_seconds()
+            busy = self._turns.busy_seconds()
             if busy > BUSY_SECONDS:
-                self._journal.watch_calls_alone()
+                self._guard.watch_alone()
             if SILENT_SECONDS < busy < float("inf"):
-                self._journal.hang_up()
+                self._line.hang_up()

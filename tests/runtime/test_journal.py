@@ -302,15 +302,15 @@ def test_a_retry_whose_commit_was_not_heard_of_is_made_once(lab: Lab, line: Line
     def body(saga: Any) -> Any:
         journal = lab.last_run.journal  # type: ignore[union-attr]
         assert journal is not None
-        retry = journal._verbs.retry_if_allowed
-        original = journal._retry
+        retry = journal._line.verbs.retry_if_allowed
+        original = journal._writer._retry
 
         def lose_its_answer(intent: Any) -> Any:
             retries.append(retry)
             line.lose_answers()
             return original(intent)
 
-        journal._retry = lose_its_answer  # type: ignore[method-assign]
+        journal._writer._retry = lose_its_answer  # type: ignore[method-assign]
         return deeds.book("flights")
 
     lab.step(body, address=Address(line.url))
@@ -641,7 +641,8 @@ def test_an_interruption_never_takes_the_pen_away_for_good(lab: Lab, worst: str)
         assert lab.last_run is not None
         journal = lab.last_run.journal
         assert journal is not None
-        pen = journal._pen = PenTakenAndInterrupted(journal._pen, worst)  # type: ignore[assignment]
+        turns = journal._turns
+        pen = turns._pen = PenTakenAndInterrupted(turns._pen, worst)  # type: ignore[assignment]
         for number in range(2, 50):
             deeds.nothing(number)
         pytest.fail(f"nobody was interrupted: {pen}")
