@@ -33,10 +33,11 @@ from airflow_saga.runtime.saga import Saga
 from airflow_saga.runtime.secrecy import KnownSecrets
 from airflow_saga.runtime.stops import Stop
 from airflow_saga.store import migrate, signals
+from airflow_saga.store.attach import Attached, AttachVerbs
 from airflow_saga.store.connect import Address, first_line
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
-from airflow_saga.store.steps import Attached, StepVerbs
+from airflow_saga.store.steps import StepVerbs
 from airflow_saga.store.sweep import SweepVerbs
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class StepRun:
         """Attach; an undo that ends within ``wait_in_process_seconds`` is waited for in this slot."""
         deadline = time.monotonic() + self.limits.wait_in_process_seconds
         listening = False
-        verbs = StepVerbs(connection)
+        verbs = AttachVerbs(connection)
         while True:
             attached = verbs.attach_if_allowed(self.attempt)
             if attached.decision.go is Go.REFUSE:

@@ -1,4 +1,7 @@
-"""Verbs of a step: attach, write, heartbeat, finish, stop, and the answer that comes too late."""
+"""Verbs of a step that an attempt holds: write, heartbeat, finish, stop. How it came to hold it is in ``attach``.
+
+Invariant: every write is guarded by the fence of the attach, so an attempt that lost its step writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +13,18 @@ from typing import Any
 
 import psycopg
 
-from airflow_saga.core.decide import AttachDecision, Go, cleared_itself, decide_attach
-from airflow_saga.core.plan import comes_after
-from airflow_saga.core.records import (
-    ActionRow,
-    Attempt,
-    Intent,
-    Outcome,
-    RecordedCall,
-    RequestRow,
-    SagaRow,
-    StepRow,
-)
-from airflow_saga.core.states import ActionState, Cause, RequestState, SagaState, StepState
+from airflow_saga.core.records import ActionRow, Intent, Outcome, StepRow
+from airflow_saga.core.states import ActionState
 from airflow_saga.store.connect import retried
 from airflow_saga.store.prepared import Prepared
 from airflow_saga.store.queries import Q
-from airflow_saga.store.requests import insert_request, widen_request
-from airflow_saga.store.rows import dicts, first, many, note, one, wake
+from airflow_saga.store.rows import first, one
 
 Reading = tuple[Intent, Outcome]
 """A READ_ONLY call: it needs no intent, so its row is born with its outcome."""
 
 LANDING_ALLOWANCE_SECONDS = 1.0
 """A1: a call starts within this of its intent, so it lands by allowance + timeout + settle_after."""
-
-
-@dataclass(frozen=True)
-class Attached:
-    """:ivar recorded: the actions of this generation so far, in order. :ivar request: what a WAIT waits for."""
-
-    decision: AttachDecision
-    saga: SagaRow | None = None
-    step: StepRow | None = None
-    recorded: tuple[RecordedCall, ...] = ()
-    request: RequestRow | None = None
 
 
 @dataclass(frozen=True)
@@ -76,225 +56,7 @@ class StepVerbs:
     def __init__(self, connection: psycopg.Connection) -> None:
         self.connection = connection
 
-    # -- begin and end of an attempt --------------------------------------------------------------------------------
-
-    @retried
-    def attach_if_allowed(self, attempt: Attempt) -> Attached:
-        """Begin, resume or begin anew this attempt's step, or say why it has to wait or end. See PROTOCOL 4."""
-        with self.connection.transaction():
-            saga = self._saga_of(attempt)
-            step = one(self.connection, StepRow, Q.lock_step, {"saga_id": saga.saga_id, **_identity(attempt)})
-            upstream = self._upstream_of(attempt, saga.saga_id)
-            request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
-            covering = request if request and self._covers(request, step) else None
-            live = bool(
-                step
-                and (first(self.connection, Q.lease_is_live, {"step_id": step.step_id}) or {}).get("live")
-            )
-            decision = decide_attach(attempt, saga, step, upstream, covering, live)
-            if decision.go is Go.REFUSE and decision.spares_saga:
-                self._note_refusal(saga, decision.message, attempt.clear_number)
-            if decision.go in (Go.WAIT, Go.REFUSE):
-                return Attached(decision, saga, step, request=covering or request)
-            if decision.go is Go.REDO:
-                assert step is not None
-                return self._redo(attempt, saga, step, request)
-            saga, _ = self._enter(attempt, saga, request)
-            if decision.go is Go.REPLAY:
-                assert step is not None
-                self.connection.execute(
-                    Q.note_attempt_of_finished_step,
-                    {"step_id": step.step_id, "clear_number": attempt.clear_number, "ti_id": attempt.ti_id},
-                )
-                return Attached(decision, saga, step)
-            return self._take(attempt, saga, step, decision)
-
-    def _note_refusal(self, saga: SagaRow, message: str, clear_number: int) -> None:
-        """The run will fail for a reason that is no failure of its effects: the policy must not undo it for that."""
-        if saga.state != SagaState.RUNNING:
-            return
-        values = {"saga_id": saga.saga_id, "reason": message, "clear_number": clear_number}
-        self.connection.execute(Q.note_refusal, values)
-        note(self.connection, "step refused", "airflow", message, saga_id=saga.saga_id)
-
-    def _saga_of(self, attempt: Attempt) -> SagaRow:
-        key = {"dag_id": attempt.dag_id, "run_id": attempt.run_id}
-        row = one(self.connection, SagaRow, Q.lock_saga, key)
-        if row is None:
-            new = {
-                "state": SagaState.RUNNING,
-                "cause": None,
-                "actor": None,
-                "reason": None,
-                "stop_clear_number": -1,
-            }
-            self.connection.execute(Q.insert_saga, {**key, **new})
-            row = one(self.connection, SagaRow, Q.lock_saga, key)
-        assert row is not None
-        return row
-
-    def _upstream_of(self, attempt: Attempt, saga_id: int) -> list[StepRow]:
-        if not attempt.ancestors:
-            return []
-        params = {
-            "saga_id": saga_id,
-            "ancestors": list(attempt.ancestors),
-            "mapped_group": attempt.mapped_group,
-            "map_index": attempt.map_index,
-        }
-        return many(self.connection, StepRow, Q.upstream_steps, params)
-
-    def _covers(self, request: RequestRow, step: StepRow | None) -> bool:
-        if request.state in (RequestState.HINTED, RequestState.HELD):
-            return False
-        if request.whole_run:
-            return True
-        scope = dicts(self.connection, Q.scope_of_request, {"request_id": request.request_id})
-        return step is not None and any(row["step_id"] == step.step_id for row in scope)
-
-    def _enter(
-        self, attempt: Attempt, saga: SagaRow, request: RequestRow | None
-    ) -> tuple[SagaRow, RequestRow | None]:
-        """The saga runs (again): a hint that nobody has frozen is withdrawn, the DAG's policies are kept."""
-        if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
-            request = self._withdraw(attempt, saga, request)
-        if _is_entered(saga, attempt):
-            return saga, request
-        entered = one(
-            self.connection,
-            SagaRow,
-            Q.attach_saga,
-            {
-                "saga_id": saga.saga_id,
-                "clear_number": attempt.clear_number,
-                "on_failure": attempt.on_failure,
-                "on_compensation_failure": attempt.on_compensation_failure,
-                "cancel_deadline_seconds": attempt.cancel_deadline_seconds,
-            },
-        )
-        assert entered is not None
-        return entered, request
-
-    def _withdraw(self, attempt: Attempt, saga: SagaRow, hint: RequestRow) -> RequestRow | None:
-        """The hint ends. Where it was to undo what a late answer had shown, that is asked for on its own."""
-        self.connection.execute(
-            Q.move_request, {"request_id": hint.request_id, "state": RequestState.WITHDRAWN}
-        )
-        detail = f"{attempt.step_label} runs again, so the saga has not failed after all"
-        note(
-            self.connection,
-            "undo withdrawn",
-            "airflow",
-            detail,
-            saga_id=saga.saga_id,
-            request_id=hint.request_id,
-        )
-        reopened = dicts(self.connection, Q.reopened_steps, {"saga_id": saga.saga_id})
-        if not reopened:
-            return None
-        wake(self.connection, saga.saga_id, "undo")
-        return insert_request(
-            self.connection,
-            saga,
-            scope={row["step_id"]: 0 for row in reopened},
-            cause=Cause.LATE,
-            actor="airflow",
-            reason="a late answer showed an effect that stands",
-            clear_number=attempt.clear_number,
-        )
-
-    def _take(
-        self, attempt: Attempt, saga: SagaRow, step: StepRow | None, decision: AttachDecision
-    ) -> Attached:
-        values = {
-            **_identity(attempt),
-            "saga_id": saga.saga_id,
-            "item_fingerprint": attempt.item_fingerprint,
-            "ancestors": list(attempt.ancestors),
-            "mapped_group": attempt.mapped_group,
-            "lease_seconds": attempt.lease_seconds,
-            "ti_id": attempt.ti_id,
-            "try_number": attempt.try_number,
-            "max_tries": attempt.max_tries,
-            "retries": attempt.retries,
-            "clear_number": attempt.clear_number,
-            "host": attempt.host,
-            "pid": attempt.pid,
-            "dag_version": attempt.dag_version,
-        }
-        recorded: tuple[RecordedCall, ...] = ()
-        if step is None:
-            taken = one(self.connection, StepRow, Q.insert_step, values)
-        else:
-            anew = decision.go is Go.ANEW
-            recorded = self._sweep(attempt, step, anew=anew)
-            values |= {"step_id": step.step_id, "generations": int(anew)}
-            taken = one(self.connection, StepRow, Q.take_step, values)
-        assert taken is not None
-        note(
-            self.connection,
-            f"step {decision.go}",
-            "airflow",
-            f"{attempt.step_label}, try {attempt.try_number}, generation {taken.generation}, fence {taken.fence}",
-            saga_id=saga.saga_id,
-            step_id=taken.step_id,
-        )
-        return Attached(decision, saga, taken, recorded)
-
-    def _sweep(self, attempt: Attempt, step: StepRow, *, anew: bool) -> tuple[RecordedCall, ...]:
-        """What the attempt before left open is in doubt, and a clear grants new tries; what there is to resume with."""
-        recorded = () if anew else self._recorded(step)
-        cleared = cleared_itself(attempt, step)
-        if not (anew or cleared or any(call.state == ActionState.PENDING for call in recorded)):
-            return recorded
-        self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
-        if cleared:
-            self.connection.execute(Q.grant_tries, {"step_id": step.step_id, "generation": step.generation})
-        return () if anew else self._recorded(step)
-
-    def _recorded(self, step: StepRow) -> tuple[RecordedCall, ...]:
-        key = {"step_id": step.step_id, "generation": step.generation}
-        with self.connection.cursor() as cursor:
-            return tuple(map(RecordedCall._make, cursor.execute(Q.recorded_calls, key)))
-
-    def _redo(self, attempt: Attempt, saga: SagaRow, step: StepRow, request: RequestRow | None) -> Attached:
-        """A finished step was cleared: it, and every later step that was cleared too, is undone before it runs anew."""
-        steps = many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga.saga_id})
-        cleared = attempt.others_cleared or frozenset()
-        later = [other for other in steps if comes_after(other, step)]
-        standing = [other.label for other in later if other.label not in cleared and self._stands(other)]
-        if standing:
-            message = (
-                f"{attempt.label}: it was cleared, but later steps that used its effects were not: "
-                f"{', '.join(standing)}. Clear them too, then clear this task again."
-            )
-            self._note_refusal(saga, message, attempt.clear_number)
-            return Attached(AttachDecision(Go.REFUSE, message), saga, step)
-        if request is not None and request.state == RequestState.FROZEN:
-            message = f"{attempt.label}: it was cleared after it had finished; another undo has to end first"
-            return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
-        saga, request = self._enter(attempt, saga, request)
-        scope = {other.step_id: 0 for other in later if other.label in cleared} | {step.step_id: 0}
-        ask: dict[str, Any] = {
-            "scope": scope,
-            "cause": Cause.REDO,
-            "actor": "airflow",
-            "reason": f"{attempt.step_label} was cleared",
-            "clear_number": attempt.clear_number,
-        }
-        if request is not None:
-            request = widen_request(self.connection, request, **ask)
-        else:
-            request = insert_request(self.connection, saga, **ask)
-        wake(self.connection, saga.saga_id, "undo")
-        message = f"{attempt.label}: it was cleared after it had finished; its effects are undone first"
-        return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
-
-    def _stands(self, step: StepRow) -> bool:
-        """It acted, or may be about to: an undo below its feet would break the order."""
-        return step.state == StepState.RUNNING or bool(
-            (first(self.connection, Q.step_has_residual, {"step_id": step.step_id}) or {}).get("stands")
-        )
+    # -- the end of an attempt --------------------------------------------------------------------------------------
 
     @retried
     def finish_if_held(self, step: StepRow, output: str | None, output_lost: bool) -> bool:
@@ -433,20 +195,6 @@ class StepVerbs:
     def recorded_action(self, step: StepRow, seq: int) -> ActionRow | None:
         params = {"step_id": step.step_id, "generation": step.generation, "seq": seq}
         return one(self.connection, ActionRow, Q.action_by_seq, params)
-
-
-def _is_entered(saga: SagaRow, attempt: Attempt) -> bool:
-    """An earlier attempt has left the saga as this one wants it."""
-    policies = (saga.on_failure, saga.on_compensation_failure, saga.cancel_deadline_seconds)
-    return (
-        saga.state == SagaState.RUNNING
-        and saga.clear_number >= attempt.clear_number
-        and policies == (attempt.on_failure, attempt.on_compensation_failure, attempt.cancel_deadline_seconds)
-    )
-
-
-def _identity(attempt: Attempt) -> dict[str, Any]:
-    return {"task_id": attempt.task_id, "map_index": attempt.map_index}
 
 
 def _held(step: StepRow) -> dict[str, Any]:

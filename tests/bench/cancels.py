@@ -14,6 +14,7 @@ import psycopg
 from airflow_saga.core.errors import SagaCancelledError
 from airflow_saga.core.records import Intent, Outcome
 from airflow_saga.runtime.saga import Saga
+from airflow_saga.store.attach import AttachVerbs
 from airflow_saga.store.connect import Address
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.steps import StepVerbs
@@ -135,7 +136,7 @@ def _busy(address: Address, number: int, orders: Any, ready: Any) -> None:
     """One busy step after another: begins calls as fast as the log lets it, until it is refused."""
     verbs = StepVerbs(address.open())
     while (run_id := orders.get()) is not None:
-        step = verbs.attach_if_allowed(attempt(run_id, f"step {number}")).step
+        step = AttachVerbs(verbs.connection).attach_if_allowed(attempt(run_id, f"step {number}")).step
         assert step is not None
         ready.put(number)
         seq = 1

@@ -14,9 +14,10 @@ from typing import Any
 
 from airflow_saga.core.records import Intent, Outcome
 from airflow_saga.runtime.saga import Saga
+from airflow_saga.store.attach import AttachVerbs
 from airflow_saga.store.connect import Address
 from airflow_saga.store.queries import Q
-from airflow_saga.store.steps import StepVerbs, write_params
+from airflow_saga.store.steps import write_params
 from tests.bench.ground import PARAMS, attempt, do_nothing, step_run
 from tests.bench.report import Report
 
@@ -73,7 +74,7 @@ def _logging(address: Address, run_id: str, number: int, gate: Any, counts: Any)
 
 def _bare(address: Address, run_id: str, number: int, gate: Any, counts: Any) -> None:
     connection = address.open()
-    step = StepVerbs(connection).attach_if_allowed(attempt(f"{run_id} {number}")).step
+    step = AttachVerbs(connection).attach_if_allowed(attempt(f"{run_id} {number}")).step
     assert step is not None
     cursor = connection.cursor()
     intent = Intent(

@@ -30,6 +30,7 @@ from airflow_saga.runtime.reconcile import Reconciler
 from airflow_saga.runtime.secrecy import KnownSecrets
 from airflow_saga.runtime.step import StepRun
 from airflow_saga.runtime.undo import StepUndo
+from airflow_saga.store.attach import AttachVerbs
 from airflow_saga.store.connect import Address
 from airflow_saga.store.freeze import FreezeVerbs
 from airflow_saga.store.late import LateVerbs
@@ -44,7 +45,16 @@ from tests.runtime.lab import RunPlace, TaskPlace
 
 Scenario = dict[str, Any]
 
-VERBS: tuple[type, ...] = (StepVerbs, LateVerbs, FreezeVerbs, UndoVerbs, SettleVerbs, RequestVerbs, RunVerbs)
+VERBS: tuple[type, ...] = (
+    AttachVerbs,
+    StepVerbs,
+    LateVerbs,
+    FreezeVerbs,
+    UndoVerbs,
+    SettleVerbs,
+    RequestVerbs,
+    RunVerbs,
+)
 CALLS = {"POST": "call", "GET": "lookup", "DELETE": "uncall"}
 """What a call to the world is named as a point to die at, by its HTTP method."""
 

@@ -41,9 +41,9 @@ def lose(lab: Lab, run: str, task: str = "t") -> None:
 
 def begin_and_vanish(lab: Lab, run: str) -> None:
     """A step that attached and whose process is gone."""
-    from airflow_saga.store.steps import StepVerbs
+    from airflow_saga.store.attach import AttachVerbs
 
-    StepVerbs(lab.connection).attach_if_allowed(lab.attempt(run))
+    AttachVerbs(lab.connection).attach_if_allowed(lab.attempt(run))
     lose(lab, run)
 
 

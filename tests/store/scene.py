@@ -17,6 +17,7 @@ from airflow_saga.core.decide import Go
 from airflow_saga.core.identity import action_key
 from airflow_saga.core.identity import undo_key as undo_key_of
 from airflow_saga.core.records import ActionRow, Attempt, Intent, Outcome, RequestRow, SagaRow, StepRow
+from airflow_saga.store.attach import Attached, AttachVerbs
 from airflow_saga.store.connect import Address
 from airflow_saga.store.freeze import Freeze, FreezeVerbs
 from airflow_saga.store.late import LateVerbs
@@ -26,7 +27,7 @@ from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.resolve import ResolveVerbs
 from airflow_saga.store.runs import RunVerbs
 from airflow_saga.store.settle import Settled, SettleVerbs
-from airflow_saga.store.steps import Attached, StepVerbs, Written
+from airflow_saga.store.steps import StepVerbs, Written
 from airflow_saga.store.sweep import SweepVerbs
 from airflow_saga.store.undo import EndedTry, NextTry, UndoAttached, UndoVerbs
 
@@ -46,6 +47,7 @@ class Scene:
     def __init__(self, url: str, run_id: str = "run_1", dag_id: str = DAG_ID) -> None:
         self.url, self.dag_id, self.run_id = url, dag_id, run_id
         self.connection = Address(url).open()
+        self.attaches = AttachVerbs(self.connection)
         self.steps = StepVerbs(self.connection)
         self.requests = RequestVerbs(self.connection)
         self.runs = RunVerbs(self.connection)
@@ -150,7 +152,7 @@ class Scene:
         return Attempt(self.dag_id, self.run_id, task_id, ancestors=tuple(after), **{**given, **more})
 
     def try_attach(self, task_id: str = "flight", **more: Any) -> Attached:
-        return self.steps.attach_if_allowed(self.attempt(task_id, **more))
+        return self.attaches.attach_if_allowed(self.attempt(task_id, **more))
 
     def attach(self, task_id: str = "flight", **more: Any) -> StepRow:
         """Attach, and insist that the step may go on."""

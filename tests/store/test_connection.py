@@ -17,6 +17,7 @@ import pytest
 from airflow_saga.core.errors import StoreUnavailableError, UnknownSagaError
 from airflow_saga.core.records import Outcome
 from airflow_saga.store import signals
+from airflow_saga.store.attach import AttachVerbs
 from airflow_saga.store.connect import TRANSIENT_TRIES, Address, behind_pooler
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
@@ -181,7 +182,7 @@ def test_c78_ten_parallel_steps_that_fail_together_leave_one_undo(own_scene: Sce
         with Address(own_scene.url).open() as connection:
             steps, runs = StepVerbs(connection), RunVerbs(connection)
             task = f"branch_{number}"
-            step = steps.attach_if_allowed(own_scene.attempt(task)).step
+            step = AttachVerbs(connection).attach_if_allowed(own_scene.attempt(task)).step
             assert step is not None
             begun = len(steps.write_forward(step, [], [own_scene.intent(step)]).begun)
             assert steps.write_forward(step, [Outcome(1, "FAILED")], []).ended == {1}
@@ -235,7 +236,7 @@ def one_interrupted_trial(scene: Scene, number: int, rng: random.Random) -> bool
     steps = StepVerbs(connection)
     trial = Scene.__new__(Scene)
     trial.dag_id, trial.run_id = run
-    attached = steps.attach_if_allowed(trial.attempt())
+    attached = AttachVerbs(connection).attach_if_allowed(trial.attempt())
     assert attached.step is not None
     step = attached.step
     steps.write_forward(step, [], [scene.intent(step, 1)])
@@ -247,7 +248,7 @@ def one_interrupted_trial(scene: Scene, number: int, rng: random.Random) -> bool
             elif kind == "together":
                 steps.write_forward(step, [Outcome(1, "DONE")], [scene.intent(step, seq) for seq in (2, 3)])
             elif kind == "attach":
-                steps.attach_if_allowed(trial.attempt(try_number=2))
+                AttachVerbs(connection).attach_if_allowed(trial.attempt(try_number=2))
             else:
                 RequestVerbs(connection).cancel(*run, actor="ann")
     except Interrupted:
@@ -421,7 +422,7 @@ def test_c72_the_action_path_notifies_nobody(each_store_url: str) -> None:
     def write(number: int) -> None:
         with Address(each_store_url).open() as connection:
             steps = StepVerbs(connection)
-            step = steps.attach_if_allowed(scene.attempt(f"step_{number}")).step
+            step = AttachVerbs(connection).attach_if_allowed(scene.attempt(f"step_{number}")).step
             assert step is not None
             for seq in range(1, 26):
                 ended = [Outcome(seq - 1, "DONE")] if seq > 1 else []

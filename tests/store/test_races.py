@@ -16,6 +16,7 @@ import pytest
 from airflow_saga.core.decide import Go
 from airflow_saga.core.errors import SagaError
 from airflow_saga.core.records import Outcome, StepRow
+from airflow_saga.store.attach import AttachVerbs
 from airflow_saga.store.connect import Address
 from airflow_saga.store.decision import Verdict
 from airflow_saga.store.freeze import Freeze, FreezeVerbs
@@ -60,7 +61,8 @@ class Writer:
 
     def __init__(self, scene: Scene, number: int) -> None:
         self.scene, self.verbs = scene, StepVerbs(Address(scene.url).open())
-        step = self.verbs.attach_if_allowed(scene.attempt(f"writer_{number}", lease_seconds=3600)).step
+        attempt = scene.attempt(f"writer_{number}", lease_seconds=3600)
+        step = AttachVerbs(self.verbs.connection).attach_if_allowed(attempt).step
         assert step is not None
         self.step: StepRow = step
         self.seq = 0
@@ -198,7 +200,7 @@ def test_an_attach_and_the_freeze_of_a_hint_agree_on_who_was_first(each_store_ur
 
             def attach(attempt: Any = attempt, pause: float = pause) -> Any:
                 time.sleep(max(0.0, pause))
-                return StepVerbs(attaches).attach_if_allowed(attempt)
+                return AttachVerbs(attaches).attach_if_allowed(attempt)
 
             def freeze(uuid: Any = hint.request_uuid, pause: float = pause) -> Any:
                 time.sleep(max(0.0, -pause))
@@ -224,7 +226,9 @@ def test_c77_of_many_attempts_each_has_a_fence_of_its_own_and_only_the_newest_wr
     scene = Scene(each_store_url)
     scene.attach()
     with connections(scene.url, 20) as opened:
-        calls = [lambda c=c: StepVerbs(c).attach_if_allowed(scene.attempt(try_number=2)).step for c in opened]
+        calls = [
+            lambda c=c: AttachVerbs(c).attach_if_allowed(scene.attempt(try_number=2)).step for c in opened
+        ]
         steps = at_once(*calls)
         assert sorted(step.fence for step in steps) == list(range(2, 22))
         begun = at_once(
@@ -291,9 +295,8 @@ def cancel_attach(scene: Scene, rng: random.Random) -> str:
 
     def attach() -> Any:
         time.sleep(max(0.0, pause))
-        verbs = StepVerbs(other)
-        attached = verbs.attach_if_allowed(attempt)
-        step = attached.step
+        attached = AttachVerbs(other).attach_if_allowed(attempt)
+        step, verbs = attached.step, StepVerbs(other)
         return attached, step is not None and bool(verbs.write_forward(step, [], [scene.intent(step)]).begun)
 
     def cancel() -> Any:
