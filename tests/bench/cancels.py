@@ -116,8 +116,8 @@ def cancel_linear(address: Address, report: Report) -> None:
         for _ in workers:
             ready.get()
         count = connection.execute(
-            "SELECT count(*) FILTER (WHERE a.begun_at > %s), count(*) FROM airflow_saga.action a "
-            "JOIN airflow_saga.saga g USING (saga_id) WHERE g.run_id = %s",
+            "SELECT count(*) FILTER (WHERE a.begun_at > %s), count(*) FROM airflow_saga.saga g "
+            "JOIN airflow_saga.step s USING (saga_id) JOIN airflow_saga.action a USING (step_id) WHERE g.run_id = %s",
             (row[0], run_id),
         ).fetchone()
         assert count is not None
