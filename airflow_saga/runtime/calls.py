@@ -8,6 +8,7 @@ not end it, the process ends. An async call is cancelled.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ctypes
 import logging
 import os
@@ -23,6 +24,8 @@ from airflow_saga.core.errors import ActionTimedOut, NotInSagaError
 log = logging.getLogger(__name__)
 
 INTERRUPT = signal.SIGUSR2
+current_action: contextvars.ContextVar[str | None] = contextvars.ContextVar("current_action", default=None)
+"""The action (or compensation) whose code is running in this context, if any."""
 
 
 @dataclass(eq=False)

@@ -23,7 +23,7 @@ from airflow_saga.core.errors import (
 )
 from airflow_saga.core.records import ActionRecord, Applied, Intent, ProbeAnswer, Unknown
 from airflow_saga.core.states import ActionState
-from airflow_saga.runtime.calls import RunningCall
+from airflow_saga.runtime.calls import RunningCall, current_action
 from airflow_saga.runtime.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -186,8 +186,6 @@ def run_call(call: RunningCall, function: Callable[[], Any], journal: Journal) -
 
     :raises ActionTimedOut: if it was abandoned; carries the result if the call ended after all, too late to count.
     """
-    from airflow_saga.runtime.recorder import current_action
-
     token = current_action.set(call.name)
     try:
         journal.calls.enter(call)
@@ -306,8 +304,6 @@ async def _perform_async(op: Perform, journal: Journal, loop: asyncio.AbstractEv
 
 
 async def _run_call_async(op: Perform, journal: Journal) -> Any:
-    from airflow_saga.runtime.recorder import current_action
-
     call = op.running()
 
     async def run() -> Any:

@@ -6,7 +6,6 @@ pause); a thread answers by blocking, an event loop by awaiting. So sync and asy
 
 from __future__ import annotations
 
-import contextvars
 import threading
 import time
 from collections.abc import Generator, Mapping
@@ -38,6 +37,7 @@ from airflow_saga.core.records import (
 )
 from airflow_saga.core.states import ActionState, Effect
 from airflow_saga.runtime import codec
+from airflow_saga.runtime.calls import current_action
 from airflow_saga.runtime.drive import (
     Ask,
     Begin,
@@ -56,9 +56,6 @@ from airflow_saga.runtime.replay import Replay
 from airflow_saga.runtime.secrecy import KnownSecrets
 from airflow_saga.store.late import LateVerbs
 from airflow_saga.store.steps import StepVerbs
-
-current_action: contextvars.ContextVar[str | None] = contextvars.ContextVar("current_action", default=None)
-"""The action (or compensation) whose code is running in this context, if any."""
 
 
 class _Found(NamedTuple):

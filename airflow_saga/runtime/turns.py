@@ -70,6 +70,8 @@ class Turns:
         a hand-over to a sleeping thread and back costs as much as the commit."""
         self._written_here_at = -math.inf
         self._broken: BaseException | None = None
+        self._passed = False
+        """The last turn was left to a caller that held the pen."""
         self._thread = threading.Thread(target=self._run, name="saga-journal", daemon=True)
 
     def start(self) -> None:
@@ -145,7 +147,10 @@ class Turns:
     def _turn(self) -> bool:
         """Write what is due, look at the calls under way, renew the lease; False when all is said."""
         handover = self._handover
-        with self._pen:
+        self._passed = not self._pen.acquire(blocking=self._is_called_for())
+        if self._passed:
+            return True  # a caller writes, and rings if it leaves anything: waiting for the pen would stop the next one
+        try:
             if self._broken is not None:
                 raise self._broken
             self._awake_since = time.monotonic()
@@ -162,6 +167,14 @@ class Turns:
                 self._heartbeat.next_at = 0.0
             self._awake_since = None
             return True
+        finally:
+            self._pen.release()
+
+    def _is_called_for(self) -> bool:
+        """Whether there is something that only this thread does."""
+        due = time.monotonic() >= self._heartbeat.next_at
+        stopped = self._stops.order is not None
+        return due or stopped or self._handover.closing or self._broken is not None
 
     def _sleep(self) -> None:
         """Until something is handed over, heard, or due. While a caller writes for itself, its answers would wake this
@@ -187,7 +200,7 @@ class Turns:
         if stops.given_at is not None and stops.body_running and not stops.killed:
             dates.append(stops.given_at + limits.stop_grace_seconds)
         pause = max(0.0, min(dates) - now)
-        if handover.queue or handover.closing:
+        if (handover.queue and not self._passed) or handover.closing:
             pause = 0.0
         self._wait(pause, with_store=not caller_writes)
 

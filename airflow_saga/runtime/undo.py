@@ -36,11 +36,11 @@ from airflow_saga.core.errors import (
 from airflow_saga.core.records import ActionRow, Applied
 from airflow_saga.core.states import ActionState
 from airflow_saga.runtime import codec
+from airflow_saga.runtime.calls import current_action
 from airflow_saga.runtime.compensation import Compensations, Executor
 from airflow_saga.runtime.drive import ask_probe
 from airflow_saga.runtime.journal import Journal
 from airflow_saga.runtime.ports import Limits
-from airflow_saga.runtime.recorder import current_action
 from airflow_saga.runtime.secrecy import KnownSecrets
 from airflow_saga.store import migrate
 from airflow_saga.store.connect import Address, first_line
