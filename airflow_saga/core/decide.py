@@ -67,7 +67,7 @@ def decide_attach(
 
     :param upstream: the steps this one comes after.
     :param covering: the open undo request that covers this step or the whole run, if any.
-    :param lease_is_live: whether the step's last attempt still holds its lease.
+    :param lease_is_live: whether the step's last attempt still holds its lease; asked for where it was this very one.
     """
     if saga is not None:
         verdict = _saga_verdict(attempt, saga, step)

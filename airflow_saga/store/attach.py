@@ -48,10 +48,7 @@ class AttachVerbs:
             upstream = self._upstream_of(attempt, saga.saga_id)
             request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
             covering = request if request and self._covers(request, step) else None
-            live = bool(
-                step
-                and (first(self.connection, Q.lease_is_live, {"step_id": step.step_id}) or {}).get("live")
-            )
+            live = step is not None and step.ti_id == attempt.ti_id and self._is_live(step)
             decision = decide_attach(attempt, saga, step, upstream, covering, live)
             if decision.go is Go.REFUSE and decision.spares_saga:
                 self._note_refusal(saga, decision.message, attempt.clear_number)
@@ -69,6 +66,9 @@ class AttachVerbs:
                 )
                 return Attached(decision, saga, step)
             return self._take(attempt, saga, step, decision)
+
+    def _is_live(self, step: StepRow) -> bool:
+        return bool((first(self.connection, Q.lease_is_live, {"step_id": step.step_id}) or {}).get("live"))
 
     def _note_refusal(self, saga: SagaRow, message: str, clear_number: int) -> None:
         """The run will fail for a reason that is no failure of its effects: the policy must not undo it for that."""

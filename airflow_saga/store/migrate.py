@@ -57,10 +57,11 @@ def _borrowed(connection: psycopg.Connection) -> psycopg.Connection:
 
 def revision_of(connection: psycopg.Connection) -> str | None:
     """The version of the schema that is there, None if there is none."""
-    there = connection.execute("SELECT to_regclass('airflow_saga.alembic_version')").fetchone()
-    if there is None or there[0] is None:
+    try:
+        row = connection.execute("SELECT version_num FROM airflow_saga.alembic_version").fetchone()
+    except psycopg.errors.UndefinedTable:
+        connection.rollback()  # of nothing, where it is in autocommit
         return None
-    row = connection.execute("SELECT version_num FROM airflow_saga.alembic_version").fetchone()
     return None if row is None else str(row[0])
 
 
