@@ -171,8 +171,9 @@ class Turns:
             self._pen.release()
 
     def _is_called_for(self) -> bool:
-        """Whether there is something that only this thread does."""
-        due = time.monotonic() >= self._heartbeat.next_at
+        """Whether there is something that only this thread does: A1 does not let an overdue call wait, for one."""
+        deadline = self._calls.next_deadline(self._limits.abandon_grace_seconds)
+        due = time.monotonic() >= min(self._heartbeat.next_at, math.inf if deadline is None else deadline)
         stopped = self._stops.order is not None
         return due or stopped or self._handover.closing or self._broken is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import signal
 import threading
@@ -101,6 +102,33 @@ def test_a_timeout_of_one_parallel_call_leaves_the_others_alone(lab: Lab) -> Non
 
     assert lab.step(body).output == ["done", "done"]
     assert sorted(row.state for row in lab.actions()) == ["DONE", "DONE", "IN_DOUBT"]
+
+
+def test_a_timeout_does_not_wait_for_a_caller_who_writes_all_the_time(lab: Lab) -> None:
+    """It holds the pen nearly always, and the next heartbeat is far away."""
+    enough = threading.Event()
+    took: list[float] = []
+
+    def write() -> None:
+        assert lab.last_run is not None
+        assert lab.last_run.journal is not None
+        until = time.monotonic() + 8
+        while not enough.is_set() and time.monotonic() < until:
+            lab.last_run.journal.ask(lambda connection: connection.execute("SELECT pg_sleep(0.02)"))
+
+    def body(saga: Any) -> None:
+        writing = Running(write)
+        began = time.monotonic()
+        try:
+            sleeps(30)
+        except ActionTimedOut:
+            took.append(time.monotonic() - began)
+        finally:
+            enough.set()
+        writing.result()
+
+    lab.step(body, limits=dataclasses.replace(LIMITS, heartbeat_seconds=10, lease_seconds=30))
+    assert took[0] < 2.0, took
 
 
 def test_a_call_that_ends_in_spite_of_its_timeout_keeps_its_result(lab: Lab) -> None:
