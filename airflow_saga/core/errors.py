@@ -126,10 +126,16 @@ class InDoubtError(SagaError):
     """Nobody knows whether an action took effect, and it may not be called again; not retried by Airflow."""
 
 
+_LONGEST_CHAIN = 100
+"""Of causes; somebody may have made a circle of them."""
+
+
 def in_doubt_by(problem: BaseException) -> str | None:
     """Which action nobody knows about has ended a step, if that is why: the body sees what its call raised."""
     link: BaseException | None = problem
-    while link is not None:
+    for _ in range(_LONGEST_CHAIN):
+        if link is None:
+            return None
         if found := getattr(link, "saga_in_doubt", None):
             return str(found)
         link = link.__cause__

@@ -20,6 +20,7 @@ from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
+from airflow_saga.store.scope import withdraw
 
 
 @dataclass(frozen=True)
@@ -138,17 +139,10 @@ class AttachVerbs:
 
     def _withdraw(self, attempt: Attempt, saga: SagaRow, hint: RequestRow) -> RequestRow | None:
         """The hint ends. Where it was to undo what a late answer had shown, that is asked for on its own."""
-        self.connection.execute(
-            Q.move_request, {"request_id": hint.request_id, "state": RequestState.WITHDRAWN}
-        )
-        detail = f"{attempt.step_label} runs again, so the saga has not failed after all"
-        note(
+        withdraw(
             self.connection,
-            "undo withdrawn",
-            "airflow",
-            detail,
-            saga_id=saga.saga_id,
-            request_id=hint.request_id,
+            hint,
+            f"{attempt.step_label} runs again, so the saga has not failed after all",
         )
         reopened = dicts(self.connection, Q.reopened_steps, {"saga_id": saga.saga_id})
         if not reopened:

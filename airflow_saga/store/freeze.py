@@ -19,7 +19,7 @@ from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
 from airflow_saga.store.rows import first, note, one, wake
 from airflow_saga.store.saga import move_saga, steps_with_lease
-from airflow_saga.store.scope import GOES_ON, lock_request, lock_steps_in_scope, plan_of
+from airflow_saga.store.scope import GOES_ON, lock_request, lock_steps_in_scope, plan_of, withdraw
 
 _ENDED = (RequestState.SETTLED, RequestState.WITHDRAWN, RequestState.EXPIRED)
 _SEIZABLE = (
@@ -102,18 +102,8 @@ class FreezeVerbs:
         )
 
     def _withdraw(self, saga: SagaRow, request: RequestRow) -> FreezeResult:
-        self.connection.execute(
-            Q.move_request, {"request_id": request.request_id, "state": RequestState.WITHDRAWN}
-        )
         message = f"the saga is {saga.state}, so the policy asks for no undo"
-        note(
-            self.connection,
-            "undo withdrawn",
-            "airflow",
-            message,
-            saga_id=saga.saga_id,
-            request_id=request.request_id,
-        )
+        withdraw(self.connection, request, message)
         return FreezeResult(Freeze.WITHDRAWN, request, saga, message)
 
     def _holders(self, saga: SagaRow, request: RequestRow) -> list[StepRow]:

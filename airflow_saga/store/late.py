@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 
 from airflow_saga.core.records import ActionRow, Outcome, RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import ActionState, Cause, Mode, RequestState, SagaState, StepState
+from airflow_saga.core.states import ActionState, Cause, RequestState, SagaState, StepState
 from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import note, one, wake
-from airflow_saga.store.saga import close_if_nothing_stands, move_saga
+from airflow_saga.store.saga import close_if_nothing_stands, undo_again
 
 _KEEPS_ITS_STATE = (
     ActionState.COMPENSATING,
@@ -137,16 +137,7 @@ class LateVerbs:
         why = "a late answer showed an effect that stands"
         closed = saga.state in (SagaState.CANCELLED, SagaState.PARTIALLY_CANCELLED)
         if closed:
-            move_saga(
-                self.connection,
-                saga,
-                SagaState.CANCELLING,
-                mode=Mode.UNDO,
-                cause=saga.cause,
-                actor=saga.actor,
-                reason=why,
-                stop_clear_number=saga.stop_clear_number,
-            )
+            undo_again(self.connection, saga, why)
         request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
         if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
             return "; the undo that is due covers it"  # and asks for its own, should it be withdrawn

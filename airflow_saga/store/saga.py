@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import psycopg
 
 from airflow_saga.core.records import SagaRow, StepRow
-from airflow_saga.core.states import SagaState
+from airflow_saga.core.states import Mode, SagaState
 from airflow_saga.store.queries import Q
 from airflow_saga.store.rows import first, many, note, one
 
@@ -72,6 +72,20 @@ def move_saga(
     )
     detail = ", ".join(part for part in (mode and f"mode {mode}", cause and f"cause {cause}", reason) if part)
     note(connection, f"saga {saga.state} → {state}", actor or "airflow", detail or None, saga_id=saga.saga_id)
+
+
+def undo_again(connection: psycopg.Connection, saga: SagaRow, reason: str | None) -> None:
+    """A saga that an undo has closed is stopped once more, for the cause and by whom it was stopped before."""
+    move_saga(
+        connection,
+        saga,
+        SagaState.CANCELLING,
+        mode=Mode.UNDO,
+        cause=saga.cause,
+        actor=saga.actor,
+        reason=reason,
+        stop_clear_number=saga.stop_clear_number,
+    )
 
 
 def close_if_nothing_stands(

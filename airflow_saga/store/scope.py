@@ -10,9 +10,9 @@ import psycopg
 from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
 from airflow_saga.core.plan import build_plan, hash_of
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import Cause
+from airflow_saga.core.states import Cause, RequestState
 from airflow_saga.store.queries import Q
-from airflow_saga.store.rows import dicts, many, one
+from airflow_saga.store.rows import dicts, many, note, one
 from airflow_saga.store.saga import steps_with_lease
 
 GOES_ON = (Cause.DUE, Cause.LATE)
@@ -29,6 +29,13 @@ def lock_request(connection: psycopg.Connection, request_uuid: UUID) -> tuple[Sa
     assert saga is not None
     assert request is not None
     return saga, request
+
+
+def withdraw(connection: psycopg.Connection, request: RequestRow, why: str) -> None:
+    """The request ends without an undo."""
+    connection.execute(Q.move_request, {"request_id": request.request_id, "state": RequestState.WITHDRAWN})
+    ids = {"saga_id": request.saga_id, "request_id": request.request_id}
+    note(connection, "undo withdrawn", "airflow", why, **ids)
 
 
 def lock_steps_in_scope(connection: psycopg.Connection, saga: SagaRow, request: RequestRow) -> list[StepRow]:

@@ -14,7 +14,7 @@ from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
-from airflow_saga.store.saga import move_saga
+from airflow_saga.store.saga import move_saga, undo_again
 from airflow_saga.store.scope import lock_request, lock_steps_in_scope
 
 
@@ -146,14 +146,5 @@ class SettleVerbs:
                 clear_number=saga.clear_number,
             )
             if whole:
-                move_saga(
-                    self.connection,
-                    saga,
-                    SagaState.CANCELLING,
-                    mode=Mode.UNDO,
-                    cause=saga.cause,
-                    actor=saga.actor,
-                    reason=saga.reason,
-                    stop_clear_number=saga.stop_clear_number,
-                )
+                undo_again(self.connection, saga, saga.reason)
             return request
