@@ -7,7 +7,9 @@ from uuid import uuid4
 import pytest
 
 from airflow_saga.core.decide import Go
+from airflow_saga.core.records import RecordedCall
 from airflow_saga.core.states import Effect
+from airflow_saga.store.queries import Q
 from tests.store.scene import Scene
 
 CLEARED = {"max_tries": 1, "try_number": 2, "clear_number": 1}
@@ -475,3 +477,12 @@ def test_a_refusal_is_forgotten_once_the_run_was_cleared_and_goes_on(each_scene:
     assert (each_scene.saga.cause, each_scene.saga.reason) == (None, None)
     assert each_scene.steps.stop_if_held(each_scene.act(step, 1))
     assert each_scene.hint(clear_number=2).state == "HINTED"
+
+
+def test_what_a_resumed_step_loads_are_the_fields_of_a_recorded_call_in_their_order(
+    each_scene: Scene,
+) -> None:
+    step = each_scene.act(each_scene.attach(), 1)
+    key = {"step_id": step.step_id, "generation": step.generation}
+    cursor = each_scene.connection.execute(Q.recorded_calls, key)
+    assert tuple(column.name for column in cursor.description or ()) == RecordedCall._fields
