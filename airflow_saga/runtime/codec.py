@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import marshal
 from typing import Any, NamedTuple
 
 from airflow_saga.core.errors import SecretInParamsError, ValueNotKeptError, ValueNotReadableError
@@ -27,6 +28,8 @@ from airflow_saga.runtime.secrecy import MASK, SecretPattern
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 
+_WITHOUT_REFERENCES = 2
+"""The version of ``marshal`` whose bytes tell values of exact types apart, and do not show which parts are shared."""
 _HAS_TAG = f'"{TAG}"'
 _quoted = functools.lru_cache(maxsize=256)(dumps)
 _read = json.JSONDecoder().raw_decode
@@ -84,6 +87,20 @@ def plain_text(value: object, max_bytes: int = MAX_VALUE_BYTES) -> str | None:
         return None
     text = dumps(value)
     return None if "\\ud" in text else text
+
+
+def is_plainly(text: str, value: Any) -> bool:
+    """Whether a stored text says exactly this value: the same types, the same order.
+
+    Quicker than writing the value anew. False may also mean that it takes a closer look, as for all that is not plain
+    JSON.
+    """
+    if _HAS_TAG in text:
+        return False
+    try:
+        return marshal.dumps(value, _WITHOUT_REFERENCES) == marshal.dumps(_loads(text), _WITHOUT_REFERENCES)
+    except ValueError:  # something in it is no plain value
+        return False
 
 
 def decode(text: str) -> Any:

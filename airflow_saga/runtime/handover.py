@@ -20,7 +20,7 @@ from airflow_saga.runtime.ticket import Ticket
 from airflow_saga.store.steps import Reading
 
 
-@dataclass
+@dataclass(slots=True)
 class Work:
     """What callers have handed over and the journal has not written yet."""
 
@@ -46,6 +46,14 @@ class Work:
         for ticket in set(self.tickets) - set(kept.tickets):
             ticket.fail(why)
         self.intents, self.retries, self.assertions = [], [], []
+
+    def drop_doubles(self) -> None:
+        self.outcomes = list({(outcome.seq, outcome.tries): outcome for outcome in self.outcomes}.values())
+        self.readings = list({intent.seq: (intent, outcome) for intent, outcome in self.readings}.values())
+        self.intents = list({id(ticket): (intent, ticket) for intent, ticket in self.intents}.values())
+        self.retries = list({id(ticket): (intent, ticket) for intent, ticket in self.retries}.values())
+        self.assertions = list({id(ticket): (intent, ticket) for intent, ticket in self.assertions}.values())
+        self.asked = list({id(ticket): (verb, ticket) for verb, ticket in self.asked}.values())
 
     @property
     def tickets(self) -> list[Ticket[Any]]:
@@ -100,6 +108,8 @@ class Handover:
         self.closing = False
         self.over: BaseException | None = None
         self.bell = Bell()
+        self._gathering = False
+        """True between two gatherings: the last one was interrupted."""
 
     def put(self, entry: Callable[[Work], None], wake: bool = True) -> None:
         if self.over is not None:
@@ -111,12 +121,16 @@ class Handover:
             raise self.over
 
     def gather(self) -> None:
-        while True:
-            try:
-                entry = self.queue.popleft()
-            except IndexError:
-                return
-            entry(self.work)
+        """Apply what has come. An entry leaves the queue after it was applied: one that is interrupted in between is
+        applied again by whoever gathers next, and what is there twice then is dropped."""
+        interrupted, self._gathering = self._gathering, True
+        work, queue = self.work, self.queue
+        while queue:
+            queue[0](work)
+            queue.popleft()
+        if interrupted:
+            work.drop_doubles()
+        self._gathering = False
 
     def end(self, why: BaseException) -> None:
         """Nothing is written from now on: whoever waits is told, and whoever comes later."""

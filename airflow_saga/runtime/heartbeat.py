@@ -16,12 +16,17 @@ from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.stops import Stop, StopOrder, StopOrders
 from airflow_saga.store.steps import Written
 
+DUE = 0.0
+"""The next beat is wanted at once: the saga may have changed."""
+BEATS_PER_LEASE = 3
+"""A lease survives the loss of two of them."""
+
 
 class Heartbeat:
     """See the module. Used by whoever holds the pen.
 
     :param abandon_all: called with why, when somebody asked to stop now.
-    :ivar next_at: monotonic seconds; 0 when the saga may have changed.
+    :ivar next_at: monotonic seconds; ``DUE`` when the saga may have changed.
     :ivar checkpoint: gives the newest checkpoint's text, or None if that one was taken already.
     """
 
@@ -33,7 +38,7 @@ class Heartbeat:
         stops: StopOrders,
         abandon_all: Callable[[str], None],
     ) -> None:
-        self.next_at = 0.0
+        self.next_at = time.monotonic() + limits.heartbeat_seconds  # the attach was the first
         self.checkpoint: Callable[[], str | None] | None = None
         self._line = line
         self._step = step
@@ -41,6 +46,8 @@ class Heartbeat:
         self._stops = stops
         self._abandon_all = abandon_all
         self._kept: str | None = None
+        self._renew_at = self.next_at + limits.lease_seconds / BEATS_PER_LEASE - limits.heartbeat_seconds
+        """Monotonic seconds; the lease is not left older than this by writes that stand in for a beat."""
 
     def see(self, written: Written) -> None:
         step = self._step
@@ -48,14 +55,30 @@ class Heartbeat:
             message = f"{step.label}: a newer attempt or the undo owns this step (fence {written.fence})"
             self._stops.give(StopOrder(Stop.FENCED, message))
         elif written.saga_state != SagaState.RUNNING and step.state == StepState.RUNNING:
-            self.next_at = 0.0
+            self.next_at = DUE
             self.beat_if_due()  # it tells who decided to stop, and why
+        else:
+            self._put_off()
+
+    def _put_off(self) -> None:
+        """A write that finds the saga running has learned what a beat would: until the lease has to be renewed, the
+        next beat is due a whole interval later. One that is due already, after a notification, stays due."""
+        now = time.monotonic()
+        if now < self.next_at and not self._take_checkpoint():
+            self.next_at = min(now + self._limits.heartbeat_seconds, self._renew_at)
+
+    def _take_checkpoint(self) -> bool:
+        """Whether there is one to be kept."""
+        if self.checkpoint is not None:
+            self._kept = self.checkpoint() or self._kept
+        return self._kept is not None
 
     def beat_if_due(self) -> None:
         now = time.monotonic()
         if now < self.next_at:
             return
         self.next_at = now + self._limits.heartbeat_seconds
+        self._renew_at = now + self._limits.lease_seconds / BEATS_PER_LEASE
         try:
             self.beat()
         except LOST as problem:
@@ -64,10 +87,9 @@ class Heartbeat:
     def beat(self) -> None:
         """Renew the lease, keep the newest checkpoint, and learn what the saga wants."""
         step = self._step
-        if self.checkpoint is not None:
-            self._kept = self.checkpoint() or self._kept
+        with_checkpoint = self._take_checkpoint()
         beat = self._line.verbs.heartbeat_if_held(
-            step, self._limits.lease_seconds, self._kept, self._kept is not None
+            step, self._limits.lease_seconds, self._kept, with_checkpoint
         )
         self._kept = None
         forward = step.state == StepState.RUNNING

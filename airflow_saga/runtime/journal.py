@@ -28,7 +28,7 @@ from airflow_saga.core.states import ActionState
 from airflow_saga.runtime.calls import CallRegister, RunningCall
 from airflow_saga.runtime.guard import CallGuard
 from airflow_saga.runtime.handover import Handover, Work
-from airflow_saga.runtime.heartbeat import Heartbeat
+from airflow_saga.runtime.heartbeat import DUE, Heartbeat
 from airflow_saga.runtime.line import StoreLine
 from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.stops import Stop, StopOrder, StopOrders
@@ -77,6 +77,7 @@ class Journal:
     def start(self) -> None:
         self.calls.install_handler()
         self._stops.body_running = True
+        self._line.hear()
         self._turns.start()
         self._watch.start()
 
@@ -109,7 +110,7 @@ class Journal:
 
         :param took_seconds: of the call. After a short one the journal is about to look by itself.
         """
-        wake = took_seconds > self.limits.outcome_flush_seconds
+        wake = took_seconds > self._turns.looks_again_seconds
         self._handover.put(lambda work: work.outcomes.append(outcome), wake)
 
     def reading(self, reading: Reading) -> None:
@@ -198,7 +199,7 @@ class Journal:
     # -- what its parts tell each other -------------------------------------------------------------------------------
 
     def _look_at_saga(self) -> None:
-        self._heartbeat.next_at = 0.0
+        self._heartbeat.next_at = DUE
 
     def _abandon_all(self, why: str) -> None:
         self._guard.abandon_all(why)

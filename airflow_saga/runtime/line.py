@@ -54,8 +54,9 @@ class StoreLine:
         self._heard = heard
         self._lock = threading.Lock()
 
-    def listen(self) -> None:
-        if signals.listen(self.connection, self._step.saga_id):
+    def hear(self) -> None:
+        """The verb that attached has told this connection to listen; from now on the journal takes notice."""
+        if signals.are_delivered(self.connection):
             self.connection.add_notify_handler(self._noticed)
         else:
             log.warning(
@@ -82,7 +83,8 @@ class StoreLine:
                 with self._lock:
                     self.connection = opened
                 self.verbs = StepVerbs(opened)
-                self.listen()
+                signals.listen(opened, self._step.saga_id)
+                self.hear()
                 break
             except (StoreUnavailableError, *LOST) as still:
                 if time.monotonic() > deadline:

@@ -122,24 +122,39 @@ class Recorder:
                 f"action {action.name} was made after the DAG file was loaded, so no undo could find it; nothing was "
                 f"called. Move its @action to the top level of the DAG file or of a module it imports."
             )
-        told = self._tell(action, args, kwargs)
-        return drive_async(told, self) if action.is_async else drive(told, self)
-
-    # -- the story of one call ----------------------------------------------------------------------------------------
-
-    def _tell(
-        self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Generator[Op, Any, Any]:
-        self.journal.check()
-        with self._lock:
-            alone = self._under_way == 0
-            self._under_way += 1
+        if action.is_async:
+            return self._call_async(action, args, kwargs)
+        alone = self._enter()
         try:
             found = self._look_up(action, args, kwargs, alone)
-            return (yield from self._tell_found(action, args, kwargs, found))
+            if found.row is not None and found.row.state == ActionState.DONE:
+                return self._replayed(found.row)
+            return drive(self._tell(action, args, kwargs, found), self)
         finally:
-            with self._lock:
-                self._under_way -= 1
+            self._leave()
+
+    async def _call_async(
+        self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        alone = self._enter()
+        try:
+            found = self._look_up(action, args, kwargs, alone)
+            if found.row is not None and found.row.state == ActionState.DONE:
+                return self._replayed(found.row)
+            return await drive_async(self._tell(action, args, kwargs, found), self)
+        finally:
+            self._leave()
+
+    def _enter(self) -> bool:
+        """Whether no other call of the step is under way."""
+        self.journal.check()
+        with self._lock:
+            self._under_way += 1
+            return self._under_way == 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._under_way -= 1
 
     def _look_up(
         self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], alone: bool
@@ -150,12 +165,12 @@ class Recorder:
         row, seq = self.replay.match(action.name, mark, alone=alone, read_only=reads)
         return _Found(params, text, mark, row, seq, alone)
 
-    def _tell_found(
+    # -- the story of one call ----------------------------------------------------------------------------------------
+
+    def _tell(
         self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], found: _Found
     ) -> Generator[Op, Any, Any]:
         row = found.row
-        if row is not None and row.state == ActionState.DONE:
-            return self._replayed(row)
         intent = self._intent(action, found)
         call = _Call(action, args, kwargs, found.params, intent, row.tries_before if row is not None else 0)
         if row is None:
@@ -169,6 +184,9 @@ class Recorder:
         """The text of the parameters and the call's fingerprint; what an earlier attempt has recorded word for word
         was looked at then."""
         if not self.replay.empty:
+            expected = self.replay.expected(action.name, action.version)
+            if expected is not None and codec.is_plainly(expected.params, params):
+                return expected.params, expected.fingerprint
             text = codec.plain_text(params, self.limits.max_value_bytes)
             if text is not None:
                 known = self.replay.fingerprint_of(action.name, action.version, text)
@@ -217,6 +235,7 @@ class Recorder:
         """
         action = call.action
         while True:
+            began = time.monotonic()
             try:
                 result = yield Perform(call.action, call.args, call.kwargs, call.intent, sent, tries)
             except CallNotBegun as refused:
@@ -242,7 +261,7 @@ class Recorder:
                 self._ended(call, tries, ActionState.IN_DOUBT, error=cut, own=False)
                 raise
             else:
-                return self._succeeded(call, tries, result, time.monotonic() - sent)
+                return self._succeeded(call, tries, result, time.monotonic() - began)
 
     def _succeeded(self, call: _Call, tries: int, result: Any, took_seconds: float) -> Any:
         self.replay.forget_doubt(call.action.name, call.intent.fingerprint)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 
 from airflow_saga.core.errors import InDoubtError, SagaDivergedError
 from airflow_saga.core.records import RecordedCall
@@ -28,7 +29,7 @@ class Replay:
         self._failed_readings: set[tuple[str, str]] = set()
         self._doubtful: dict[tuple[str, str], int] = {}
         self._taken: set[int] = set()
-        self._fingerprints: dict[tuple[str, int, str], str] = {}
+        self._recorded = recorded
         self._next_seq = 1
         for row in reversed(recorded):
             self._next_seq = max(self._next_seq, row.seq + 1)
@@ -38,7 +39,6 @@ class Replay:
             if reads and row.state == ActionState.FAILED:
                 self._failed_readings.add((row.name, row.fingerprint))
                 continue
-            self._fingerprints[row.name, row.version, row.params] = row.fingerprint
             self._by_call.setdefault((row.name, row.fingerprint), []).append(row)
             if not row.parallel and not reads:
                 self._in_order.appendleft(row)
@@ -46,11 +46,21 @@ class Replay:
     @property
     def empty(self) -> bool:
         """Nothing was recorded by an earlier attempt."""
-        return not self._fingerprints
+        return not self._recorded
+
+    def expected(self, name: str, version: int) -> RecordedCall | None:
+        """The next recorded sequential call, if it is one of this action."""
+        with self._lock:
+            row = self._expected()
+        return row if row is not None and row.name == name and row.version == version else None
 
     def fingerprint_of(self, name: str, version: int, params: str) -> str | None:
         """The fingerprint of a recorded call with this very text; None if there is none."""
         return self._fingerprints.get((name, version, params))
+
+    @cached_property
+    def _fingerprints(self) -> dict[tuple[str, int, str], str]:
+        return {(row.name, row.version, row.params): row.fingerprint for row in self._recorded}
 
     def match(
         self, name: str, fingerprint: str, *, alone: bool, read_only: bool = False

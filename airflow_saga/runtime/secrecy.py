@@ -84,6 +84,7 @@ class SecretPattern:
         self._json_forms = tuple(sorted({json.dumps(form)[1:-1] for form in self._text_forms}))
         # A secret that is itself a JSON document (a connection's extra) may come back as the dict it stands for.
         self._structures = tuple(sorted({form for value in self._values for form in _json_structures(value)}))
+        self._shortest = min(map(len, (*self._json_forms, *self._structures)), default=0)
 
     def __bool__(self) -> bool:
         return bool(self._values)
@@ -97,12 +98,13 @@ class SecretPattern:
         :param encoded: ASCII JSON text.
         :param opaque: those parts of the value that the text holds in another writing.
         """
-        for form in self._json_forms:
-            if form in encoded:
-                return True
-        for structure in self._structures:
-            if structure in encoded:
-                return True
+        if len(encoded) >= self._shortest:
+            for form in self._json_forms:
+                if form in encoded:
+                    return True
+            for structure in self._structures:
+                if structure in encoded:
+                    return True
         return any(self.is_in(part) for part in opaque)
 
     def is_in(self, part: str | bytes) -> bool:

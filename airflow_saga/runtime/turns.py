@@ -23,7 +23,7 @@ from airflow_saga.core.records import StepRow
 from airflow_saga.runtime.calls import CallRegister
 from airflow_saga.runtime.guard import CallGuard
 from airflow_saga.runtime.handover import Handover
-from airflow_saga.runtime.heartbeat import Heartbeat
+from airflow_saga.runtime.heartbeat import DUE, Heartbeat
 from airflow_saga.runtime.line import StoreLine
 from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.stops import Stop, StopOrder, StopOrders
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 CALLER_WRITES_SECONDS = 0.05
 """A caller that wrote for itself this recently is expected to do it again."""
+LOOKS_PER_WRITE = 4
 SIGNAL_AGAIN_SECONDS = 0.2
 """A signal that comes just before a system call does not end it; the next one does."""
 
@@ -69,6 +70,7 @@ class Turns:
         """Whoever holds it writes. Mostly the journal's thread; a caller that finds it free writes for itself, since
         a hand-over to a sleeping thread and back costs as much as the commit."""
         self._written_here_at = -math.inf
+        self._write_took_seconds = 0.0
         self._broken: BaseException | None = None
         self._passed = False
         """The last turn was left to a caller that held the pen."""
@@ -88,6 +90,12 @@ class Turns:
         since = self._awake_since
         return 0.0 if since is None else time.monotonic() - since
 
+    @property
+    def looks_again_seconds(self) -> float:
+        """How soon after a write the thread looks by itself, so that a call that was over sooner need not wake it.
+        Where the store is slow a look comes later: with many processes the looks would cost more than the writes."""
+        return max(2 * self._limits.outcome_flush_seconds, LOOKS_PER_WRITE * self._write_took_seconds)
+
     # -- a caller's own turn ------------------------------------------------------------------------------------------
 
     def write_here_or_wake(self, ticket: Ticket[Any]) -> None:
@@ -101,7 +109,7 @@ class Turns:
             finally:
                 self._awake_since = None
                 self._pen.release()
-                if self._handover.queue or self._broken is not None or self._handover.work:
+                if self._leaves_something():
                     self._handover.bell.ring()
         except BaseException:
             self._let_go_of_the_pen()
@@ -110,11 +118,25 @@ class Turns:
     def _write_here(self) -> None:
         try:
             if self._handover.over is None and self._broken is None:
-                self._awake_since = self._written_here_at = time.monotonic()
+                began = self._awake_since = time.monotonic()
                 self._handover.gather()
                 self._writer.write_if_due()
+                self._written_here_at = time.monotonic()
+                self._write_took_seconds = self._written_here_at - began
+                self._hear()
         except Exception as problem:  # noqa: BLE001 - what ends the journal is the journal's own thread's to tell
             self._broken = problem
+
+    def _leaves_something(self) -> bool:
+        handover = self._handover
+        return bool(
+            handover.queue or handover.work or self._heartbeat.next_at == DUE or self._broken is not None
+        )
+
+    def _hear(self) -> None:
+        """A notification that came with an answer: nothing is left on the line that would wake anybody."""
+        if self._line.connection.pgconn.notifies() is not None:
+            self._heartbeat.next_at = DUE
 
     def _let_go_of_the_pen(self) -> None:
         """A signal handler may raise between taking the pen and knowing it, or before it is given back; with the pen
@@ -128,8 +150,6 @@ class Turns:
 
     def _run(self) -> None:
         try:
-            with self._pen:
-                self._line.through_outage(self._line.listen)
             while self._turn():
                 self._sleep()
         except BaseException as problem:
@@ -161,10 +181,7 @@ class Turns:
             if handover.closing and not handover.work and not handover.queue:
                 handover.end(NotInSagaError(f"{self._step.label}: this step has ended; nothing was called"))
                 return False
-            if (
-                self._line.connection.pgconn.notifies() is not None
-            ):  # it came with an answer: nothing is left to be read
-                self._heartbeat.next_at = 0.0
+            self._hear()
             self._awake_since = None
             return True
         finally:
@@ -182,13 +199,13 @@ class Turns:
         thread each time: then it looks at the clock only, and the caller's own writes hear of a cancel."""
         handover, limits, stops = self._handover, self._limits, self._stops
         now = time.monotonic()
-        caller_writes = now - self._written_here_at < CALLER_WRITES_SECONDS
+        caller_writes = now - self._written_here_at < CALLER_WRITES_SECONDS + 2 * self.looks_again_seconds
         dates = [self._heartbeat.next_at]
-        if self._writer.just_begun:  # a call that ends at once wakes nobody: its next intent will
-            dates.append(now + 2 * limits.outcome_flush_seconds)
+        if (
+            caller_writes or self._writer.just_begun
+        ):  # a call that ends at once wakes nobody: its next intent will
+            dates.append(now + self.looks_again_seconds)
             self._writer.just_begun = False
-        elif caller_writes:
-            dates.append(now + 5 * limits.outcome_flush_seconds)
         if handover.work.outcomes:
             dates.append((handover.waiting_since or now) + limits.outcome_flush_seconds)
         elif handover.work.readings:
@@ -227,5 +244,5 @@ class Turns:
                 self._line.reconnect()
                 noticed = True
             if noticed:
-                self._heartbeat.next_at = 0.0
+                self._heartbeat.next_at = DUE
             self._awake_since = None

@@ -16,6 +16,7 @@ from airflow_saga.core.decide import AttachDecision, Go, cleared_itself, decide_
 from airflow_saga.core.plan import comes_after
 from airflow_saga.core.records import Attempt, RecordedCall, RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import ActionState, Cause, RequestState, SagaState, StepState
+from airflow_saga.store import signals
 from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request, widen_request
@@ -42,7 +43,10 @@ class AttachVerbs:
 
     @retried
     def attach_if_allowed(self, attempt: Attempt) -> Attached:
-        """Begin, resume or begin anew this attempt's step, or say why it has to wait or end. See PROTOCOL 4."""
+        """Begin, resume or begin anew this attempt's step, or say why it has to wait or end. See PROTOCOL 4.
+
+        A connection that took a step hears of every decision about its saga from then on.
+        """
         with self.connection.transaction():
             saga = self._saga_of(attempt)
             step = one(self.connection, StepRow, Q.lock_step, {"saga_id": saga.saga_id, **_identity(attempt)})
@@ -186,6 +190,7 @@ class AttachVerbs:
             values |= {"step_id": step.step_id, "generations": int(anew)}
             taken = one(self.connection, StepRow, Q.take_step, values)
         assert taken is not None
+        signals.listen(self.connection, saga.saga_id)
         note(
             self.connection,
             f"step {decision.go}",
@@ -210,7 +215,7 @@ class AttachVerbs:
     def _recorded(self, step: StepRow) -> tuple[RecordedCall, ...]:
         key = {"step_id": step.step_id, "generation": step.generation}
         with self.connection.cursor() as cursor:
-            return tuple(map(RecordedCall._make, cursor.execute(Q.recorded_calls, key)))
+            return tuple(map(RecordedCall._make, cursor.execute(Q.recorded_calls, key).fetchall()))
 
     def _redo(self, attempt: Attempt, saga: SagaRow, step: StepRow, request: RequestRow | None) -> Attached:
         """A finished step was cleared: it, and every later step that was cleared too, is undone before it runs anew."""

@@ -9,12 +9,18 @@ from __future__ import annotations
 import psycopg
 
 
-def listen(connection: psycopg.Connection, saga_id: int) -> bool:
-    """Hear of decisions about this saga on this connection; False behind a pooler, where only polling works."""
-    if connection.prepare_threshold is None:
-        return False
-    connection.execute(f"LISTEN airflow_saga_{saga_id}".encode(), prepare=False)
-    return True
+def are_delivered(connection: psycopg.Connection) -> bool:
+    """Not behind a transaction pooler, where only polling works."""
+    return connection.prepare_threshold is not None
+
+
+def listen(connection: psycopg.Connection, saga_id: int) -> None:
+    """Hear of decisions about this saga on this connection, where notifications are delivered.
+
+    In a transaction it holds from its commit on, and no decision is missed that the transaction has not seen.
+    """
+    if are_delivered(connection):
+        connection.execute(f"LISTEN airflow_saga_{saga_id}".encode(), prepare=False)
 
 
 def take(connection: psycopg.Connection) -> bool:

@@ -6,10 +6,9 @@ Invariant: every write is guarded by the fence of the attach, so an attempt that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -27,8 +26,7 @@ LANDING_ALLOWANCE_SECONDS = 1.0
 """A1: a call starts within this of its intent, so it lands by allowance + timeout + settle_after."""
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """What became of one batch: seqs whose outcome was taken, seqs that may begin, and the state that was seen."""
 
     ended: frozenset[int]
@@ -38,8 +36,7 @@ class Written:
     fence: int
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(NamedTuple):
     """What a heartbeat learned. ``held`` False: a newer attempt, or the undo, owns the step."""
 
     held: bool

@@ -16,6 +16,7 @@ from airflow_saga.core.errors import UndoFencedError, UndoOutOfOrderError
 from airflow_saga.core.plan import comes_after
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import ActionState, RequestState, StepState
+from airflow_saga.store import signals
 from airflow_saga.store.connect import retried
 from airflow_saga.store.prepared import Prepared
 from airflow_saga.store.queries import Q
@@ -112,6 +113,7 @@ class UndoVerbs:
             assert taken is not None
             owner = {"request_id": request.request_id, "owner_run_id": owner_run_id, "lease_seconds": 60.0}
             self.connection.execute(Q.own_request, owner)
+            signals.listen(self.connection, saga.saga_id)
             rows = many(self.connection, ActionRow, Q.unsettled_actions, {"step_id": step.step_id})
             return UndoAttached(saga, request, taken, tuple(later), tuple(rows))
 

@@ -29,7 +29,15 @@ from airflow_saga.core.errors import (
     ValueTooLargeError,
 )
 from airflow_saga.core.secret import Secret
-from airflow_saga.runtime.codec import MAX_VALUE_BYTES, decode, encode, encode_masked, fingerprint, readable
+from airflow_saga.runtime.codec import (
+    MAX_VALUE_BYTES,
+    decode,
+    encode,
+    encode_masked,
+    fingerprint,
+    is_plainly,
+    readable,
+)
 from airflow_saga.runtime.kinds import READERS
 from tests.runtime import kept_classes as kept
 from tests.runtime.values import EXAMPLES, PARIS, same, tag_like, values
@@ -797,3 +805,34 @@ def test_a_damaged_row_cannot_be_shown_and_says_so() -> None:
     for text in ("{", tagged("timedelta", v="x"), tagged("dict", v=3)):
         with pytest.raises(ValueNotReadableError):
             readable(text)
+
+
+@pytest.mark.parametrize(
+    "value", [{"n": 1, "trip": {"to": "LIS", "guests": ["a", "b"], "at": 1.5, "x": None}}, [], "é"]
+)
+def test_a_stored_text_says_plainly_the_value_it_was_made_of(value: Any) -> None:
+    assert is_plainly(encode(value), value)
+
+
+@pytest.mark.parametrize(
+    ("stored", "value"),
+    [
+        ([1, 2], (1, 2)),
+        ({"n": 1}, {"n": True}),
+        ({"n": 1}, {"n": 1.0}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (kept.Status.BOOKED.value, kept.Status.BOOKED),
+        ({"n": 1}, {"n": {1}}),
+        ("x", b"x"),
+        ({"n": 1}, {1: "n"}),
+    ],
+)
+def test_a_stored_text_does_not_plainly_say_another_value(stored: Any, value: Any) -> None:
+    assert not is_plainly(encode(stored), value)
+
+
+def test_no_two_different_values_are_plainly_the_same() -> None:
+    kept_values = [(encode(value), value) for value in EXAMPLES]
+    for text, value in kept_values:
+        for _, other in kept_values:
+            assert not is_plainly(text, other) or same(value, other)

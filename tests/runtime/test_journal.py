@@ -422,8 +422,10 @@ def test_a_cancel_is_heard_by_notification_long_before_the_next_heartbeat(lab: L
 def test_a_notification_that_comes_with_an_answer_is_heard_too(lab: Lab) -> None:
     """Then the socket has nothing more to read, and waiting for it would mean waiting for the next heartbeat."""
     asked: list[float] = []
+    asks = threading.Event()
 
     def decide() -> None:
+        assert asks.wait(10)
         wait_until(lambda: lab.sessions(state="active"), "the journal waits for an answer")
         lab.cancel()
 
@@ -432,6 +434,7 @@ def test_a_notification_that_comes_with_an_answer_is_heard_too(lab: Lab) -> None
     def body(saga: Any) -> None:
         assert lab.last_run is not None
         assert lab.last_run.journal is not None
+        asks.set()
         lab.last_run.journal.ask(lambda connection: connection.pgconn.exec_(b"SELECT pg_sleep(1)"))
         asked.append(time.monotonic())
         while True:
