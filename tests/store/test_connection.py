@@ -368,7 +368,8 @@ def test_c71_long_names_and_large_params_are_committed_and_the_wake_up_arrives(e
     params = '{"text": "' + "🏨" * 262_144 + '"}'
     assert len(params.encode()) > 1_000_000
     with Address(scene.url).open() as listener:
-        assert signals.listen(listener, scene.saga.saga_id)
+        assert signals.are_delivered(listener)
+        signals.listen(listener, scene.saga.saga_id)
         assert scene.begin(step, 1, params=params, name="n" * 200)
         assert scene.end(step, 1, result=params)
         assert heard(listener, 0.05) == []
