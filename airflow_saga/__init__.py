@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         InDoubtError,
         NotApplied,
         SagaCancelledError,
+        SagaDivergedError,
         SagaError,
         Unavailable,
     )
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from airflow_saga.dags import SagaDAG, compensation_dag, reconciler_dag
     from airflow_saga.decorators.saga import saga_task
     from airflow_saga.operators.saga import SagaOperator
+    from airflow_saga.runtime.rounds import last_rounds
     from airflow_saga.runtime.saga import Saga
 
 _HOMES = {
@@ -51,6 +53,8 @@ _HOMES = {
     "saga_task": "decorators.saga",
     "SagaOperator": "operators.saga",
     "Saga": "runtime.saga",
+    "SagaDivergedError": "core.errors",
+    "last_rounds": "runtime.rounds",
 }
 
 __all__ = [
@@ -67,6 +71,7 @@ __all__ = [
     "Saga",
     "SagaCancelledError",
     "SagaDAG",
+    "SagaDivergedError",
     "SagaError",
     "SagaOperator",
     "Secret",
@@ -74,6 +79,7 @@ __all__ = [
     "Unknown",
     "action",
     "compensation_dag",
+    "last_rounds",
     "reconciler_dag",
     "saga_task",
 ]

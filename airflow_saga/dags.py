@@ -20,6 +20,7 @@ from airflow_saga.graph import SagaPolicy, is_mapped, next_steps_of, set_policy,
 from airflow_saga.operators.answers import ApplyOperator, ReviewOperator
 from airflow_saga.operators.compensation import (
     APPLY_TASK,
+    GONE_TASK,
     PLAN_TASK,
     REVIEW_TASK,
     SETTLE_TASK,
@@ -27,6 +28,7 @@ from airflow_saga.operators.compensation import (
     PlanOperator,
     UndoOperator,
 )
+from airflow_saga.operators.gone import GoneOperator
 from airflow_saga.operators.reconcile import ReconcileOperator
 from airflow_saga.operators.review import OPTIONS
 from airflow_saga.operators.settlement import SettleOperator
@@ -148,7 +150,7 @@ def _generate(dag: DAG, notifiers: list[Any]) -> DAG:
 
 
 def _wire(dag: DAG, steps: dict[str, Any], notifiers: list[Any]) -> None:
-    """plan → undo tasks, edges reversed → settle → review → apply."""
+    """plan → what the file has no more → undo tasks, edges reversed → settle → review → apply."""
     plan = PlanOperator(
         task_id=PLAN_TASK,
         saga_dag_id=dag.dag_id,
@@ -156,10 +158,13 @@ def _wire(dag: DAG, steps: dict[str, Any], notifiers: list[Any]) -> None:
         retries=_AIRFLOW_RETRIES,
         retry_delay=timedelta(seconds=2),
     )
+    mapped = {task_id: is_mapped(task) for task_id, task in steps.items()}
+    gone = GoneOperator(task_id=GONE_TASK, steps=mapped, **_PATIENT)
+    plan >> gone
     heads: dict[str, Any] = {}
     tails: dict[str, Any] = {}
-    for task_id, task in steps.items():
-        heads[task_id], tails[task_id] = _undo_tasks(task_id, is_mapped(task))
+    for task_id in steps:
+        heads[task_id], tails[task_id] = _undo_tasks(task_id, mapped[task_id])
     settle = SettleOperator(task_id=SETTLE_TASK, saga_dag_id=dag.dag_id, notifiers=notifiers, **_PATIENT)
     review = ReviewOperator.partial(
         task_id=REVIEW_TASK,
@@ -179,7 +184,7 @@ def _wire(dag: DAG, steps: dict[str, Any], notifiers: list[Any]) -> None:
         for after in afters:
             tails[after] >> heads[task_id]
         if not afters:
-            plan >> heads[task_id]
+            gone >> heads[task_id]
         if task_id not in followed:
             tails[task_id] >> settle
     settle >> review >> apply

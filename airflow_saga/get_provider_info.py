@@ -46,6 +46,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "How long, in milliseconds, the results of read-only actions and checkpoints may wait to be written "
         "together. Outcomes of actions with an effect never wait for it.",
     ),
+    "checkpoint_every": _option(
+        "integer",
+        "100",
+        "How many checkpoints of a step may wait to be written together; the newest one is the one that counts. "
+        "They never wait longer than flush_ms, and never for the next action to begin.",
+    ),
     "stop_grace_seconds": _option(
         "float",
         "30",

@@ -28,6 +28,36 @@ def mapped_group_of(task: Any) -> str | None:
     return None
 
 
+def mapped_item(operator: Any) -> dict[str, Any]:
+    """What one instance of a mapped task is mapped over, by argument; empty where it is not mapped.
+
+    :param operator: the unmapped operator as it runs, its arguments rendered.
+    """
+    declared = operator.dag.get_task(operator.task_id) if operator.has_dag() else operator
+    if getattr(declared, "is_mapped", False):
+        partial = declared.partial_kwargs
+        whole = {name: getattr(operator, name) for name in ("op_args", "op_kwargs") if name not in partial}
+        fixed = partial.get("op_kwargs") or {}
+        return whole or {name: value for name, value in operator.op_kwargs.items() if name not in fixed}
+    if mapped_group_of(declared) is None:
+        return {}
+    named = {
+        name: operator.op_kwargs[name]
+        for name, value in declared.op_kwargs.items()
+        if _is_mapped_argument(value)
+    }
+    placed = {
+        str(place): operator.op_args[place]
+        for place, value in enumerate(declared.op_args)
+        if _is_mapped_argument(value)
+    }
+    return named | placed
+
+
+def _is_mapped_argument(value: Any) -> bool:
+    return type(value).__name__ == "MappedArgument"
+
+
 def _groups_of(task: Any) -> Iterator[Any]:
     group = getattr(task, "task_group", None)
     while group is not None:

@@ -131,22 +131,24 @@ class OwnTask:
             log.warning("the undo of %s / %s waits for the reconciler to start it", self.dag_id, self.run_id)
 
 
-def cleared_steps(dag_id: str, run_id: str) -> frozenset[str]:
-    """Labels (``task`` or ``task[index]``) of the task instances of a run that are cleared, or never ran, now.
+def cleared_steps(dag_id: str, run_id: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Labels (``task`` or ``task[index]``) of the task instances of a run that are cleared, or never ran, now; and of
+    those mapped ones that are no more, since the mapping has become shorter.
 
     Airflow answers with ``task_index`` for a mapped one, which may be the name of another task; then both are told.
     """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, run_ids=[run_id]).get(run_id) or {}
-    labels = set()
+    cleared, removed = set(), set()
     for key, state in states.items():
+        task_id, _, index = key.rpartition("_")
+        label = f"{task_id}[{index}]" if index.isdigit() else key
         if state is None:
-            task_id, _, index = key.rpartition("_")
-            labels.add(key)
-            if index.isdigit():
-                labels.add(f"{task_id}[{index}]")
-    return frozenset(labels)
+            cleared.update((key, label))
+        elif _word(state) == "removed" and label != key:
+            removed.add(label)
+    return frozenset(cleared), frozenset(removed)
 
 
 def _task_ends(dag_id: str, run_id: str) -> list[TaskEnd]:

@@ -54,6 +54,7 @@ class Settings:
     lease_seconds: float
     heartbeat_seconds: float
     flush_ms: int
+    checkpoint_every: int
     stop_grace_seconds: float
     wait_in_process_seconds: float
     cancel_deadline_seconds: float
@@ -86,6 +87,7 @@ class Settings:
             lease_seconds=self.lease_seconds,
             heartbeat_seconds=self.heartbeat_seconds,
             flush_seconds=self.flush_ms / 1000,
+            checkpoint_every=self.checkpoint_every,
             stop_grace_seconds=self.stop_grace_seconds,
             wait_in_process_seconds=self.wait_in_process_seconds,
             store_outage_seconds=self.store_outage_seconds,

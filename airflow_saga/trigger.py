@@ -82,6 +82,33 @@ def _start(
     return True
 
 
+def clear_from(dag_id: str, run_id: str, task_id: str, map_index: int) -> int:
+    """Clear a task instance and everything downstream of it, so that a run goes on from there; how many were cleared.
+
+    It goes on with the version of the DAG that the run has, as with "clear" in Airflow's UI.
+
+    :raises DagNotFound: Airflow does not know that run, or its DAG.
+    """
+    return on_a_session_of_its_own(lambda: _clear_from(dag_id, run_id, task_id, map_index))
+
+
+def _clear_from(dag_id: str, run_id: str, task_id: str, map_index: int) -> int:
+    from airflow.exceptions import DagNotFound
+    from airflow.models.dagbag import DBDagBag
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session(scoped=False) as session:
+        run = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
+        dag = None if run is None else DBDagBag().get_dag_for_run(run, session=session)
+        if dag is None or not dag.has_task(task_id):
+            raise DagNotFound(f"{dag_id} / {run_id} with a task {task_id}")
+        later = dag.get_task(task_id).get_flat_relative_ids(upstream=False)
+        first: str | tuple[str, int] = task_id if map_index < 0 else (task_id, map_index)
+        return int(dag.clear(task_ids=[first, *sorted(later)], run_id=run_id, session=session))
+
+
 def _run_is_there(session: Any, undo_dag_id: str, undo_id: str, restart: bool) -> bool:
     from airflow.models.dagbag import DBDagBag
     from airflow.models.dagrun import DagRun

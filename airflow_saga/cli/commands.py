@@ -15,6 +15,7 @@ from airflow_saga.cli.show import Shown, request_data, saga_data
 from airflow_saga.cli.verb import REFUSED, Answer, actor, display, say, scrubbed, store, usage, verb
 from airflow_saga.core.errors import UnknownSagaError
 from airflow_saga.core.identity import compensation_dag_id, forward_dag_id, undo_run_id
+from airflow_saga.core.records import StepRow
 from airflow_saga.core.states import ActionState, Mode, RequestState, SagaState
 from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.runtime.codec import encode_masked
@@ -24,7 +25,8 @@ from airflow_saga.store.overview import Overview
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.resolve import ResolveVerbs
-from airflow_saga.trigger import trigger_undo
+from airflow_saga.store.rewind import RewindVerbs
+from airflow_saga.trigger import clear_from, trigger_undo
 
 PLAN_PREFIX = 8
 
@@ -166,6 +168,34 @@ def undo(args: Namespace) -> Answer:
             plan_hash=signed,
         )
         return _tell(args, connection, decision, is_done=decision.verdict is not Verdict.IGNORED)
+
+
+@verb(writes=True)
+def rewind(args: Namespace) -> Answer:
+    with store() as connection:
+        run = _known_run(connection, args)
+        asked = RewindVerbs(connection).rewind(
+            args.dag_id,
+            args.run_id,
+            args.to,
+            actor=actor(),
+            reason=scrubbed(args.reason),
+            clear_number=run.clear_number,
+        )
+        # Cleared tasks wait for the undo; were it to run first, the run could end in between.
+        message = f"{args.dag_id} / {args.run_id} goes back to {args.to}; undone: {', '.join(asked.undone)}"
+        message += f"; {_clear_from(args, asked.step)}"
+        decision = Decision(Verdict.REWINDING, message, asked.saga, asked.request)
+        return _tell(args, connection, decision, is_done=True)
+
+
+def _clear_from(args: Namespace, step: StepRow) -> str:
+    try:
+        cleared = clear_from(args.dag_id, args.run_id, step.task_id, step.map_index)
+    except Exception as problem:  # noqa: BLE001 - the undo is asked for, whatever hinders Airflow: say what is left to do
+        why = (str(problem).splitlines() or [type(problem).__name__])[0]
+        return f"Airflow could not clear {step.label} ({why}): clear it and what is downstream by hand"
+    return f"{plural(cleared, 'task')} cleared, from {step.label} on"
 
 
 def _whole_hash(connection: psycopg.Connection, args: Namespace) -> str:

@@ -45,6 +45,12 @@ ARG_PLAN = Arg(
     metavar="HASH",
     help="Undo exactly what `plan` showed, or refuse if something has moved since",
 )
+ARG_TO = Arg(
+    ("--to",),
+    metavar="NAME",
+    required=True,
+    help="The save-point, as saga.savepoint(name) made it; TASK:NAME where several steps have one of that name",
+)
 ARG_UNDONE = Arg(("--undone",), help="Its effect is undone, by hand", action="store_true")
 ARG_ACCEPTED = Arg(("--accepted",), help="Its effect stands, and may", action="store_true")
 # False: not given; None: given without a result. Airflow's Arg knows no `const`.
@@ -120,6 +126,17 @@ _SAGA_COMMANDS = (
         description="Stop a running saga: the call under way may end, then all is undone (--keep: nothing is).",
     ),
     _command("undo", "Undo a saga, whatever state it is in", *_SAGA, ARG_PLAN, ARG_NOW, ARG_REASON),
+    _command(
+        "rewind",
+        "Go back to a save-point: undo what came after it, and run on from there",
+        *_SAGA,
+        ARG_TO,
+        ARG_REASON,
+        description=(
+            "Undo everything that came after a save-point, in this step and in those after it, newest first; clear the "
+            "tasks concerned; the run goes on from there. `show` lists the save-points."
+        ),
+    ),
     _command(
         "resolve",
         "Say what became of an action, where the product cannot know",

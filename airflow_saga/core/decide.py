@@ -84,12 +84,15 @@ def decide_attach(
             f"{attempt.label}: try {attempt.try_number} comes after try {step.try_number} had begun; fenced",
             spares_saga=False,
         )
-    if step.state in (StepState.RUNNING, StepState.STOPPED):
-        return _resume_verdict(attempt, step, lease_is_live)
-    if step.state == StepState.SUCCEEDED:
+    verdict = _item_verdict(attempt, step)
+    if verdict is not None:
+        return verdict
+    if step.state == StepState.SUCCEEDED and (covering is None or not cleared_itself(attempt, step)):
         return _succeeded_verdict(attempt, step)
     if step.state == StepState.UNDOING or covering is not None:
         return AttachDecision(Go.WAIT, f"{attempt.label}: its earlier effects are being undone")
+    if step.state in (StepState.RUNNING, StepState.STOPPED):
+        return _resume_verdict(attempt, step, lease_is_live)
     if step.state == StepState.UNDONE:
         return AttachDecision(Go.ANEW)
     return AttachDecision(
@@ -99,7 +102,17 @@ def decide_attach(
     )
 
 
+def pruned(saga: SagaRow) -> str:
+    """Why nothing can be said or done about a saga any more: one that is cleared now must not look like a new one."""
+    return (
+        f"what this run did was forgotten on {saga.pruned_at:%Y-%m-%d} (retention_days), so it can be neither resumed "
+        f"nor undone; nothing was called"
+    )
+
+
 def _saga_verdict(attempt: Attempt, saga: SagaRow, step: StepRow | None) -> AttachDecision | None:
+    if saga.pruned_at is not None:
+        return AttachDecision(Go.REFUSE, f"{attempt.label}: {pruned(saga)}. Trigger a new run instead.")
     who = f"by {saga.actor or 'the product'}" + (f" ({saga.reason})" if saga.reason else "")
     if saga.state == SagaState.CANCELLING:
         if cleared_since_stop(attempt, saga, step):
@@ -138,6 +151,20 @@ def _upstream_verdict(attempt: Attempt, upstream: Sequence[StepRow]) -> AttachDe
             f"Clear them too.",
         )
     return None
+
+
+def _item_verdict(attempt: Attempt, step: StepRow) -> AttachDecision | None:
+    """A mapped step is the same only for the same item: another one at its index begins after the undo of the first."""
+    same = step.item_fingerprint in (None, attempt.item_fingerprint) or attempt.item_fingerprint is None
+    if same or step.state not in (StepState.RUNNING, StepState.STOPPED, StepState.SUCCEEDED):
+        return None
+    if cleared_itself(attempt, step):
+        return AttachDecision(Go.REDO)
+    return AttachDecision(
+        Go.REFUSE,
+        f"{attempt.label}: what it did was done for another item than the one that is at index {attempt.map_index} "
+        f"now; nothing was called. Clear this task: then that is undone first.",
+    )
 
 
 def _resume_verdict(attempt: Attempt, step: StepRow, lease_is_live: bool) -> AttachDecision:

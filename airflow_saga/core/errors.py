@@ -119,7 +119,14 @@ class CompensationRejected(SagaError):
 
 
 class SagaDivergedError(SagaError):
-    """On resume the step asked for another action than the log holds at this place; an Airflow retry diverges again."""
+    """On resume the step asked for another action than the log holds at this place; an Airflow retry diverges again.
+
+    :ivar from_seq: of the recorded action that it did not ask for.
+    """
+
+    def __init__(self, message: str, from_seq: int = 0) -> None:
+        super().__init__(message)
+        self.from_seq = from_seq
 
 
 class InDoubtError(SagaError):

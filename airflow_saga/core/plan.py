@@ -52,7 +52,7 @@ def build_plan(
         rows = [
             row
             for row in by_step.get(step.step_id, [])
-            if row.residual and (row.generation < step.generation or row.seq >= from_seq.get(step.step_id, 0))
+            if row.residual and not _stays(row, step, from_seq.get(step.step_id, 0), goes_on=goes_on)
         ]
         rows.sort(key=lambda row: (row.generation, row.seq), reverse=True)
         if rows:
@@ -65,6 +65,11 @@ def build_plan(
                 }
             )
     return {"steps": planned}
+
+
+def _stays(row: ActionRow, step: StepRow, from_seq: int, *, goes_on: bool) -> bool:
+    """It stands before the place that the undo goes back to; what an undo that only goes on finds kept, stays kept."""
+    return row.kept if goes_on else row.generation == step.generation and row.seq < from_seq
 
 
 def _planned(row: ActionRow, goes_on: bool) -> dict[str, Any]:

@@ -77,7 +77,10 @@ class Later:
 
 @dataclass(frozen=True)
 class SagaRow:
-    """One DAG run."""
+    """One DAG run.
+
+    :ivar pruned_at: since when its actions are gone: nobody can tell any more what it did.
+    """
 
     saga_id: int
     saga_uuid: UUID
@@ -97,6 +100,7 @@ class SagaRow:
     stop_now: bool
     created_at: datetime
     changed_at: datetime
+    pruned_at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ class StepRow:
     """One task instance that can act.
 
     :ivar ancestors: task_ids of all saga steps upstream of this one, also through plain tasks.
+    :ivar checkpoint_seq: of the first action after the checkpoint.
     :ivar mapped_group: the mapped task group it stands in; steps of one such group are ordered per index only.
     """
 
@@ -131,6 +136,7 @@ class StepRow:
     checkpoint: str | None
     attached_at: datetime
     changed_at: datetime
+    checkpoint_seq: int
 
     @property
     def label(self) -> str:
@@ -143,6 +149,7 @@ class ActionRow:
 
     :ivar tries_before: of its ``tries``, those that no longer count: a clear grants new ones.
     :ivar lands_by: until then an attempt that did not report may still take effect (A1).
+    :ivar kept: an undo of a later part of its step has left it standing on purpose.
     """
 
     action_id: int
@@ -182,6 +189,7 @@ class ActionRow:
     note: str | None
     settled: bool
     residual: bool
+    kept: bool
 
 
 class RecordedCall(NamedTuple):
@@ -236,7 +244,12 @@ class RequestRow:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a task process knows about itself when it attaches to its step."""
+    """What a task process knows about itself when it attaches to its step.
+
+    :ivar item_fingerprint: of what a mapped task instance was mapped over; None where there is nothing to tell it by.
+    :ivar others_cleared: labels of the task instances of the run that are cleared.
+    :ivar others_removed: labels of mapped ones that are no more: the mapping has become shorter.
+    """
 
     dag_id: str
     run_id: str
@@ -258,6 +271,7 @@ class Attempt:
     cancel_deadline_seconds: float = 3600.0
     lease_seconds: float = 15.0
     others_cleared: frozenset[str] | None = None
+    others_removed: frozenset[str] = frozenset()
 
     @property
     def step_label(self) -> str:

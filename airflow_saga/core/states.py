@@ -90,6 +90,7 @@ class Cause(StrEnum):
     DUE = "due"
     REDO = "redo"
     DIVERGED = "diverged"
+    REWIND = "rewind"
     MARKED_FAILED = "marked_failed"
     USER = "user"
 

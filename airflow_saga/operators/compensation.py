@@ -38,6 +38,7 @@ from airflow_saga.store.requests import RequestVerbs
 log = logging.getLogger(__name__)
 
 PLAN_TASK = "plan"
+GONE_TASK = "undo_gone"
 SETTLE_TASK = "settle"
 REVIEW_TASK = "review"
 APPLY_TASK = "apply"

@@ -7,7 +7,7 @@ import inspect
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.decorator import determine_kwargs
@@ -23,8 +23,9 @@ from airflow_saga.core.identity import check_task_id
 from airflow_saga.core.records import ActionRow, Attempt
 from airflow_saga.core.secret import set_secret_resolver
 from airflow_saga.core.states import Effect
-from airflow_saga.graph import ancestors_of, mapped_group_of, policy_of
+from airflow_saga.graph import ancestors_of, mapped_group_of, mapped_item, policy_of
 from airflow_saga.platform import OwnTask, cleared_steps, reschedule_date
+from airflow_saga.runtime import codec
 from airflow_saga.runtime.saga import Saga
 from airflow_saga.runtime.step import StepCleared, StepGivenBack, StepResult, StepRun
 from airflow_saga.settings import Settings, resolve_secret, secrets_of_this_process, store_address
@@ -62,6 +63,9 @@ class SagaOperator(BaseOperator):
     :param python_callable: a function or a coroutine function.
     :param op_args: positional arguments, templated.
     :param op_kwargs: keyword arguments, templated.
+    :param on_divergence: what to do where a resumed body asks for another action than the recorded one, since its code
+        or its inputs have changed: ``"stop"`` fails, naming both; ``"undo"`` undoes what the step did from there on and
+        goes on live.
     :raises AirflowFailException: cancelled, fenced, refused, in doubt, diverged: a retry would only meet it again.
     :raises AirflowRescheduleException: an undo is under way, or the platform wants the slot back; no try is used up.
     """
@@ -78,10 +82,14 @@ class SagaOperator(BaseOperator):
         python_callable: Callable[..., Any],
         op_args: Collection[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
+        on_divergence: Literal["stop", "undo"] = "stop",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_task_id(self.task_id)
+        if on_divergence not in ("stop", "undo"):
+            raise AirflowException(f"{self.task_id}: on_divergence={on_divergence!r}: it is 'stop' or 'undo'")
+        self.on_divergence = on_divergence
         if not callable(python_callable):
             raise AirflowException(f"{self.task_id}: python_callable={python_callable!r} is not a function")
         self.python_callable = python_callable
@@ -101,6 +109,7 @@ class SagaOperator(BaseOperator):
             limits,
             secrets_of_this_process(),
             ends_after_seconds=self.execution_timeout.total_seconds() if self.execution_timeout else None,
+            on_divergence=self.on_divergence,
         )
         try:
             result = self._step.run(lambda saga: self._call(context, saga))
@@ -129,6 +138,7 @@ class SagaOperator(BaseOperator):
         ti, run = context["ti"], context["dag_run"]
         policy = policy_of(ti.dag_id)
         clear_number = run.clear_number or 0
+        cleared, removed = cleared_steps(ti.dag_id, ti.run_id) if clear_number else (frozenset(), frozenset())
         return Attempt(
             dag_id=ti.dag_id,
             run_id=ti.run_id,
@@ -139,7 +149,9 @@ class SagaOperator(BaseOperator):
             max_tries=ti.max_tries,
             retries=self.retries or 0,
             clear_number=clear_number,
-            others_cleared=cleared_steps(ti.dag_id, ti.run_id) if clear_number else frozenset(),
+            others_cleared=cleared,
+            others_removed=removed,
+            item_fingerprint=self._item_fingerprint(),
             ancestors=ancestors_of(self),
             mapped_group=mapped_group_of(self),
             host=socket.gethostname(),
@@ -149,6 +161,15 @@ class SagaOperator(BaseOperator):
             on_compensation_failure=policy.on_compensation_failure,
             cancel_deadline_seconds=Settings.load().cancel_deadline_seconds,
         )
+
+    def _item_fingerprint(self) -> str | None:
+        """Of what this instance is mapped over; None where it is not mapped, or the log could not keep the item."""
+        item = mapped_item(self)
+        try:
+            return codec.fingerprint("item", 1, codec.encode(item)) if item else None
+        except errors.ValueNotKeptError as problem:
+            self.log.info("this instance is told apart by its index alone: %s", problem)
+            return None
 
     def _call(self, context: Any, saga: Saga) -> Any:
         function = self.function

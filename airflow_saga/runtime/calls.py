@@ -109,6 +109,13 @@ class CallRegister:
                 self._idle.wait(1.0)
             self._closed = True
 
+    def seqs(self) -> list[int]:
+        """Of the actions under way."""
+        if not self._calls:
+            return []
+        with self._lock:
+            return [call.seq for call in self._calls if call.seq is not None]
+
     def overdue(self, now: float) -> list[RunningCall]:
         with self._lock:
             return [call for call in self._calls if call.abandoned_at is None and call.deadline <= now]

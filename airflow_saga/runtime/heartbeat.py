@@ -6,6 +6,7 @@ that was taken is kept with the next beat, also if the one it was taken for did 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from airflow_saga.core.states import SagaState, StepState
 from airflow_saga.runtime.line import LOST, StoreLine
 from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.stops import Stop, StopOrder, StopOrders
-from airflow_saga.store.steps import Written
+from airflow_saga.store.steps import Checkpoint, Written
 
 DUE = 0.0
 """The next beat is wanted at once: the saga may have changed."""
@@ -27,7 +28,9 @@ class Heartbeat:
 
     :param abandon_all: called with why, when somebody asked to stop now.
     :ivar next_at: monotonic seconds; ``DUE`` when the saga may have changed.
-    :ivar checkpoint: gives the newest checkpoint's text, or None if that one was taken already.
+    :ivar flush_at: monotonic seconds; when a checkpoint that waits has waited long enough. Set by whoever makes it.
+    :ivar write_outcomes: writes what calls have come to so far.
+    :ivar checkpoint: gives the newest checkpoint, or None if that one was taken already.
     """
 
     def __init__(
@@ -39,15 +42,21 @@ class Heartbeat:
         abandon_all: Callable[[str], None],
     ) -> None:
         self.next_at = time.monotonic() + limits.heartbeat_seconds  # the attach was the first
-        self.checkpoint: Callable[[], str | None] | None = None
+        self.flush_at = math.inf
+        self.checkpoint: Callable[[], Checkpoint | None] | None = None
+        self.write_outcomes: Callable[[], None] = lambda: None
         self._line = line
         self._step = step
         self._limits = limits
         self._stops = stops
         self._abandon_all = abandon_all
-        self._kept: str | None = None
+        self._kept: Checkpoint | None = None
         self._renew_at = self.next_at + limits.lease_seconds / BEATS_PER_LEASE - limits.heartbeat_seconds
         """Monotonic seconds; the lease is not left older than this by writes that stand in for a beat."""
+
+    @property
+    def due_at(self) -> float:
+        return min(self.next_at, self.flush_at)
 
     def see(self, written: Written) -> None:
         step = self._step
@@ -64,18 +73,25 @@ class Heartbeat:
         """A write that finds the saga running has learned what a beat would: until the lease has to be renewed, the
         next beat is due a whole interval later. One that is due already, after a notification, stays due."""
         now = time.monotonic()
-        if now < self.next_at and not self._take_checkpoint():
+        if now < self.due_at and not self.has_checkpoint():
             self.next_at = min(now + self._limits.heartbeat_seconds, self._renew_at)
 
-    def _take_checkpoint(self) -> bool:
-        """Whether there is one to be kept."""
+    def has_checkpoint(self) -> bool:
+        """Whether there is a new one to be kept; the newest is taken."""
+        self.flush_at = math.inf  # before it is taken: the next one sets it again
         if self.checkpoint is not None:
             self._kept = self.checkpoint() or self._kept
         return self._kept is not None
 
+    def keep_checkpoint(self) -> None:
+        """The newest checkpoint is committed when this returns, if there is a new one."""
+        if self.has_checkpoint():
+            self.next_at = DUE
+            self.beat_if_due()
+
     def beat_if_due(self) -> None:
         now = time.monotonic()
-        if now < self.next_at:
+        if now < self.due_at:
             return
         self.next_at = now + self._limits.heartbeat_seconds
         self._renew_at = now + self._limits.lease_seconds / BEATS_PER_LEASE
@@ -87,10 +103,9 @@ class Heartbeat:
     def beat(self) -> None:
         """Renew the lease, keep the newest checkpoint, and learn what the saga wants."""
         step = self._step
-        with_checkpoint = self._take_checkpoint()
-        beat = self._line.verbs.heartbeat_if_held(
-            step, self._limits.lease_seconds, self._kept, with_checkpoint
-        )
+        if self.has_checkpoint():
+            self.write_outcomes()  # a checkpoint never knows of a call that the log does not
+        beat = self._line.verbs.heartbeat_if_held(step, self._limits.lease_seconds, self._kept)
         self._kept = None
         forward = step.state == StepState.RUNNING
         if not beat.held:

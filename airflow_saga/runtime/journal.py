@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -37,7 +38,7 @@ from airflow_saga.runtime.turns import Turns
 from airflow_saga.runtime.watch import Watch
 from airflow_saga.runtime.writer import Writer
 from airflow_saga.store.connect import Address
-from airflow_saga.store.steps import Reading
+from airflow_saga.store.steps import Checkpoint, Reading
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -140,9 +141,14 @@ class Journal:
         """Everything handed over so far is committed when this returns."""
         self.ask(lambda connection: None)
 
-    def set_checkpoint(self, source: Callable[[], str | None]) -> None:
-        """The newest checkpoint's text, taken when the journal writes; never blocks on the database."""
+    def set_checkpoint(self, source: Callable[[], Checkpoint | None]) -> None:
+        """The newest checkpoint, taken when the journal writes; never blocks on the database."""
         self._heartbeat.checkpoint = source
+
+    def checkpoint_waits(self, *, long_enough: bool = False) -> None:
+        """There is one to be kept, within ``flush_seconds`` or now."""
+        self._heartbeat.flush_at = DUE if long_enough else time.monotonic() + self.limits.flush_seconds
+        self._handover.bell.ring()
 
     def check(self) -> None:
         """:raises StepInterrupted: if the step has to stop."""
@@ -184,8 +190,7 @@ class Journal:
 
     def keep_checkpoint(self) -> None:
         """The newest checkpoint is committed when this returns (if the step is still ours)."""
-        if self._heartbeat.checkpoint is not None:
-            self.ask(lambda connection: self._heartbeat.beat())
+        self.ask(lambda connection: self._heartbeat.keep_checkpoint())
 
     def close(self) -> None:
         """Write what is left and let the connection go."""

@@ -18,6 +18,7 @@ class Limits:
     :ivar heartbeat_seconds: how often a process renews its lease and looks for a cancel if no notification comes.
     :ivar outcome_flush_seconds: how long an outcome waits for the next intent to ride with.
     :ivar flush_seconds: how long READ_ONLY results and checkpoints may wait.
+    :ivar checkpoint_every: how many checkpoints may wait; the last one is the one that counts.
     :ivar stop_grace_seconds: how long a body may go on without a call after a cancel, before its process is ended.
     :ivar abandon_grace_seconds: how long an abandoned call may take to end, before its process is ended.
     :ivar wait_in_process_seconds: how long a step waits for an undo in its slot before it gives the slot back.
@@ -28,6 +29,7 @@ class Limits:
     heartbeat_seconds: float = 1.0
     outcome_flush_seconds: float = 0.002
     flush_seconds: float = 0.5
+    checkpoint_every: int = 100
     stop_grace_seconds: float = 30.0
     abandon_grace_seconds: float = 5.0
     wait_in_process_seconds: float = 10.0

@@ -22,6 +22,7 @@ from airflow_saga.core.errors import (
     NotApplied,
     NotRegisteredError,
     ResultNotStoredError,
+    SagaDivergedError,
     ValueNotKeptError,
 )
 from airflow_saga.core.identity import action_key, undo_key
@@ -106,6 +107,8 @@ class Recorder:
         self.replay = replay
         self.secrets = secrets
         self.limits = limits
+        self.diverged: SagaDivergedError | None = None
+        """The first time that the body asked for another action than the recorded one, whatever it made of that."""
         self._lock = threading.Lock()
         self._under_way = 0
 
@@ -160,9 +163,19 @@ class Recorder:
         self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], alone: bool
     ) -> _Found:
         params = action.bind(args, kwargs)
+        if alone and not self.replay.empty:
+            known = self.replay.claim_expected(
+                action.name, action.version, lambda row: codec.is_plainly(row.params, params)
+            )
+            if known is not None:
+                return _Found(params, known.params, known.fingerprint, known, known.seq, alone)
         text, mark = self._recognised(action, params)
         reads = action.effect is Effect.READ_ONLY
-        row, seq = self.replay.match(action.name, mark, alone=alone, read_only=reads)
+        try:
+            row, seq = self.replay.match(action.name, mark, alone=alone, read_only=reads)
+        except SagaDivergedError as diverged:
+            self.diverged = self.diverged or diverged
+            raise
         return _Found(params, text, mark, row, seq, alone)
 
     # -- the story of one call ----------------------------------------------------------------------------------------
@@ -184,9 +197,6 @@ class Recorder:
         """The text of the parameters and the call's fingerprint; what an earlier attempt has recorded word for word
         was looked at then."""
         if not self.replay.empty:
-            expected = self.replay.expected(action.name, action.version)
-            if expected is not None and codec.is_plainly(expected.params, params):
-                return expected.params, expected.fingerprint
             text = codec.plain_text(params, self.limits.max_value_bytes)
             if text is not None:
                 known = self.replay.fingerprint_of(action.name, action.version, text)

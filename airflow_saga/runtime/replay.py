@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 from airflow_saga.core.errors import InDoubtError, SagaDivergedError
@@ -30,6 +30,12 @@ class Replay:
         self._doubtful: dict[tuple[str, str], int] = {}
         self._taken: set[int] = set()
         self._recorded = recorded
+        self._unasked = deque(
+            row.seq
+            for row in recorded
+            if row.effect != Effect.READ_ONLY and row.state != ActionState.FAILED and row.twin_of is None
+        )
+        """Seqs of effects that the body has not asked for yet in this attempt."""
         self._next_seq = 1
         for row in reversed(recorded):
             self._next_seq = max(self._next_seq, row.seq + 1)
@@ -48,11 +54,45 @@ class Replay:
         """Nothing was recorded by an earlier attempt."""
         return not self._recorded
 
-    def expected(self, name: str, version: int) -> RecordedCall | None:
-        """The next recorded sequential call, if it is one of this action."""
+    def position(self, under_way: Iterable[int] = ()) -> int:
+        """The seq of the first action after this place in the body.
+
+        :param under_way: seqs of the calls that have begun and not ended: they come after it as well.
+        """
+        with self._lock:
+            while self._unasked and self._unasked[0] in self._taken:
+                self._unasked.popleft()
+            following = self._unasked[0] if self._unasked else self._next_seq
+        return min([following, *under_way])
+
+    def skip_before(self, seq: int) -> None:
+        """The body goes on from a place that lies behind it: recorded actions before that are not asked for again."""
+        with self._lock:
+            while self._in_order and self._in_order[0].seq < seq:
+                self._in_order.popleft()
+            while self._unasked and self._unasked[0] < seq:
+                self._unasked.popleft()
+            for call, rows in self._by_call.items():
+                self._by_call[call] = [row for row in rows if row.seq >= seq]
+
+    def claim_expected(
+        self, name: str, version: int, is_this: Callable[[RecordedCall], bool]
+    ) -> RecordedCall | None:
+        """The next recorded sequential call, if this is it and it is done: the quick way through a long log.
+
+        None where :meth:`match` has to look closer.
+        """
         with self._lock:
             row = self._expected()
-        return row if row is not None and row.name == name and row.version == version else None
+            if row is None or row.name != name or row.version != version or row.state != ActionState.DONE:
+                return None
+            rows = self._by_call[name, row.fingerprint]
+            if rows[-1] is not row or self._doubtful or not is_this(row):
+                return None
+            rows.pop()
+            self._in_order.popleft()
+            self._taken.add(row.seq)
+            return row
 
     def fingerprint_of(self, name: str, version: int, params: str) -> str | None:
         """The fingerprint of a recorded call with this very text; None if there is none."""
@@ -88,7 +128,8 @@ class Replay:
                 raise SagaDivergedError(
                     f"{self._label}: the log holds {expected.name} (fingerprint {expected.fingerprint[:12]}) as action "
                     f"{expected.seq}, the step now asks for {asked}. Its code or its inputs have changed since. "
-                    f"Undo the saga and run it again, or bring the old code back and clear the task."
+                    f"Undo the saga and run it again, or bring the old code back and clear the task.",
+                    expected.seq,
                 )
             if row is not None:
                 self._taken.add(row.seq)

@@ -14,6 +14,7 @@ from airflow_saga.core.actions import Registry, registry, set_caller
 from airflow_saga.core.decide import Go, Killed, why_killed
 from airflow_saga.core.errors import (
     SagaCancelledError,
+    SagaDivergedError,
     StepFencedError,
     StepInterrupted,
     StepKilledError,
@@ -21,6 +22,7 @@ from airflow_saga.core.errors import (
     StepWaitError,
     StoreUnavailableError,
     ValueNotKeptError,
+    VerbRefusedError,
 )
 from airflow_saga.core.records import ActionRow, Attempt, RecordedCall, SagaRow, StepRow
 from airflow_saga.core.states import Cause, Mode, StepState
@@ -37,6 +39,7 @@ from airflow_saga.store.attach import Attached, AttachVerbs
 from airflow_saga.store.connect import Address, first_line
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.rewind import RewindVerbs
 from airflow_saga.store.steps import StepVerbs
 from airflow_saga.store.sweep import SweepVerbs
 
@@ -65,6 +68,8 @@ class StepCleared(Exception):
 class StepRun:
     """See the module. ``request_kill`` may be called from a signal handler at any time.
 
+    :param on_divergence: ``"undo"``: where a resumed body asks for another action than the recorded one, what it did
+        from there on is undone, and it goes on live; ``"stop"``: it fails.
     :param ends_after_seconds: the task's ``execution_timeout``, for a body that swallows the exception Airflow raises.
     """
 
@@ -77,6 +82,7 @@ class StepRun:
         secrets: KnownSecrets,
         actions: Registry = registry,
         ends_after_seconds: float | None = None,
+        on_divergence: str = "stop",
     ) -> None:
         self.attempt = replace(attempt, lease_seconds=limits.lease_seconds)
         self.address = address
@@ -85,6 +91,7 @@ class StepRun:
         self.secrets = secrets
         self.actions = actions
         self.journal: Journal | None = None
+        self.on_divergence = on_divergence
         self._killed_early = False
         self._ends_by = None if ends_after_seconds is None else time.monotonic() + ends_after_seconds
 
@@ -132,12 +139,12 @@ class StepRun:
             attached = verbs.attach_if_allowed(self.attempt)
             if attached.decision.go is Go.REFUSE:
                 raise StepRefusedError(attached.decision.message)
-            if attached.decision.go is not Go.WAIT:
-                return attached
             request = attached.request
             if request is not None and request.triggered_at is None:
                 self.platform.trigger_undo(request.request_uuid)
                 RequestVerbs(connection).note_triggered(request.request_uuid)
+            if attached.decision.go is not Go.WAIT:
+                return attached
             left = deadline - time.monotonic()
             if left <= 0 or self._killed_early:
                 uuid = str(request.request_uuid) if request is not None else None
@@ -171,7 +178,7 @@ class StepRun:
         journal = Journal(self.address, connection, saga, step, self.limits, self._ends_by)
         replay = Replay(recorded, self.attempt.label)
         recorder = Recorder(journal, saga, step, replay, self.secrets, self.limits)
-        handle = Saga(journal, saga.dag_id, saga.run_id, step, self.secrets)
+        handle = Saga(journal, saga.dag_id, saga.run_id, step, self.secrets, replay)
         self.journal = journal
         if self._killed_early:
             journal.request_kill()
@@ -179,9 +186,14 @@ class StepRun:
         journal.start()
         set_caller(recorder.call)
         try:
-            return self._end_well(journal, saga, step, self._run_body(body, handle))
+            output = self._run_body(body, handle)
+            if recorder.diverged is not None:
+                raise recorder.diverged
+            return self._end_well(journal, saga, step, output)
         except BaseException as problem:
             why = self._end_badly(journal, saga, step, problem)
+            if recorder.diverged is not None and why is problem:
+                why = self._diverged(journal, step, recorder.diverged)
             if why is problem:
                 raise
             raise why from problem
@@ -236,6 +248,25 @@ class StepRun:
         except StoreUnavailableError as gone:
             log.error("%s: could not say goodbye (%s); its lease runs out instead", self.attempt.label, gone)
             return gone if isinstance(problem, StepInterrupted) else problem
+
+    def _diverged(self, journal: Journal, step: StepRow, diverged: SagaDivergedError) -> BaseException:
+        """It is stopped; where the task wants that, what it did from there on is undone, and then it comes again."""
+        if self.on_divergence != "undo":
+            return diverged
+        try:
+            request = journal.ask(
+                lambda c: RewindVerbs(c).undo_from_if_stopped(step, diverged.from_seq, str(diverged))
+            )
+        except VerbRefusedError as refused:
+            return SagaDivergedError(
+                f"{diverged} It was not undone from there: {refused}.", diverged.from_seq
+            )
+        uuid = request.request_uuid
+        self.platform.trigger_undo(uuid)
+        journal.ask(lambda c: RequestVerbs(c).note_triggered(uuid))
+        return StepWaitError(
+            f"{diverged} What it did from there on is undone first, then this task goes on live", str(uuid)
+        )
 
     def _why(self, journal: Journal, saga: SagaRow, problem: BaseException) -> BaseException:
         order = journal.stop_order

@@ -130,7 +130,7 @@ class Turns:
     def _leaves_something(self) -> bool:
         handover = self._handover
         return bool(
-            handover.queue or handover.work or self._heartbeat.next_at == DUE or self._broken is not None
+            handover.queue or handover.work or self._heartbeat.due_at == DUE or self._broken is not None
         )
 
     def _hear(self) -> None:
@@ -190,7 +190,7 @@ class Turns:
     def _is_called_for(self) -> bool:
         """Whether there is something that only this thread does: A1 does not let an overdue call wait, for one."""
         deadline = self._calls.next_deadline(self._limits.abandon_grace_seconds)
-        due = time.monotonic() >= min(self._heartbeat.next_at, math.inf if deadline is None else deadline)
+        due = time.monotonic() >= min(self._heartbeat.due_at, math.inf if deadline is None else deadline)
         stopped = self._stops.order is not None
         return due or stopped or self._handover.closing or self._broken is not None
 
@@ -200,7 +200,7 @@ class Turns:
         handover, limits, stops = self._handover, self._limits, self._stops
         now = time.monotonic()
         caller_writes = now - self._written_here_at < CALLER_WRITES_SECONDS + 2 * self.looks_again_seconds
-        dates = [self._heartbeat.next_at]
+        dates = [self._heartbeat.due_at]
         if (
             caller_writes or self._writer.just_begun
         ):  # a call that ends at once wakes nobody: its next intent will

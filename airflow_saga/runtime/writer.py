@@ -56,6 +56,7 @@ class Writer:
         self._heartbeat = heartbeat
         self._open: dict[int, int] = {}
         """Tries of the calls whose intent is committed and whose outcome is not handed over yet, by seq."""
+        heartbeat.write_outcomes = self.write_outcomes
 
     def not_called(self, intent: Intent, was: ActionState = ActionState.FAILED) -> Outcome:
         own = was is ActionState.FAILED
@@ -90,6 +91,20 @@ class Writer:
         except BaseException:
             self._give_back(work)
             raise
+
+    def write_outcomes(self) -> None:
+        """What calls have come to so far, whatever else waits."""
+        handover = self._handover
+        handover.gather()
+        work = Work(outcomes=handover.work.outcomes, readings=handover.work.readings)
+        if work.outcomes or work.readings:
+            handover.work.outcomes, handover.work.readings = [], []
+            work.uncertain = handover.work.uncertain
+            try:
+                self._write_batch(work)
+            except BaseException:
+                self._give_back(work)
+                raise
 
     def _give_back(self, work: Work) -> None:
         """The thread that wrote for itself was interrupted: nobody knows how far it came. The journal finds out."""
@@ -159,6 +174,8 @@ class Writer:
             resent = True
         self._heartbeat.see(written)
         self._keep_late(work.outcomes, written)
+        if work.intents:
+            self._heartbeat.keep_checkpoint()
         for intent, ticket in work.intents:
             if intent.seq not in written.begun:
                 ticket.fail(self._refusal(intent, written))

@@ -7,7 +7,8 @@ what it decided, so an attach and a freeze never both win; each step that is tak
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -21,18 +22,25 @@ from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
-from airflow_saga.store.scope import withdraw
+from airflow_saga.store.scope import scope_of, withdraw
 
 
 @dataclass(frozen=True)
 class Attached:
-    """:ivar recorded: the actions of this generation so far, in order. :ivar request: what a WAIT waits for."""
+    """:ivar recorded: the actions of this generation so far, in order.
+
+    :ivar request: what a WAIT waits for; else an undo that this attach has asked for.
+    """
 
     decision: AttachDecision
     saga: SagaRow | None = None
     step: StepRow | None = None
     recorded: tuple[RecordedCall, ...] = ()
     request: RequestRow | None = None
+
+
+# What RecordedCall._make does, without counting the fields of each row: a test counts those of the statement.
+_recorded_call = partial(tuple.__new__, RecordedCall)
 
 
 class AttachVerbs:
@@ -62,7 +70,7 @@ class AttachVerbs:
             if decision.go is Go.REDO:
                 assert step is not None
                 return self._redo(attempt, saga, step, request)
-            saga, _ = self._enter(attempt, saga, request)
+            saga, request = self._enter(attempt, saga, request)
             if decision.go is Go.REPLAY:
                 assert step is not None
                 self.connection.execute(
@@ -70,7 +78,8 @@ class AttachVerbs:
                     {"step_id": step.step_id, "clear_number": attempt.clear_number, "ti_id": attempt.ti_id},
                 )
                 return Attached(decision, saga, step)
-            return self._take(attempt, saga, step, decision)
+            taken = self._take(attempt, saga, step, decision)
+            return replace(taken, request=self._undo_removed(attempt, saga, request))
 
     def _is_live(self, step: StepRow) -> bool:
         return bool((first(self.connection, Q.lease_is_live, {"step_id": step.step_id}) or {}).get("live"))
@@ -115,8 +124,7 @@ class AttachVerbs:
             return False
         if request.whole_run:
             return True
-        scope = dicts(self.connection, Q.scope_of_request, {"request_id": request.request_id})
-        return step is not None and any(row["step_id"] == step.step_id for row in scope)
+        return step is not None and step.step_id in scope_of(self.connection, request)
 
     def _enter(
         self, attempt: Attempt, saga: SagaRow, request: RequestRow | None
@@ -185,7 +193,7 @@ class AttachVerbs:
         if step is None:
             taken = one(self.connection, StepRow, Q.insert_step, values)
         else:
-            anew = decision.go is Go.ANEW
+            anew = decision.go is Go.ANEW and not self._goes_on_from_a_part(step)
             recorded = self._sweep(attempt, step, anew=anew)
             values |= {"step_id": step.step_id, "generations": int(anew)}
             taken = one(self.connection, StepRow, Q.take_step, values)
@@ -201,6 +209,13 @@ class AttachVerbs:
         )
         return Attached(decision, saga, taken, recorded)
 
+    def _goes_on_from_a_part(self, step: StepRow) -> bool:
+        """The undo has kept what stands before the place it went back to, in a generation that nobody has begun yet."""
+        key = {"step_id": step.step_id, "generation": step.generation}
+        kept = (first(self.connection, Q.goes_on_from_a_part, key) or {})["kept"]
+        self.connection.execute(Q.let_go_of_kept, {"step_id": step.step_id})
+        return bool(kept)
+
     def _sweep(self, attempt: Attempt, step: StepRow, *, anew: bool) -> tuple[RecordedCall, ...]:
         """What the attempt before left open is in doubt, and a clear grants new tries; what there is to resume with."""
         recorded = () if anew else self._recorded(step)
@@ -214,8 +229,8 @@ class AttachVerbs:
 
     def _recorded(self, step: StepRow) -> tuple[RecordedCall, ...]:
         key = {"step_id": step.step_id, "generation": step.generation}
-        with self.connection.cursor() as cursor:
-            return tuple(map(RecordedCall._make, cursor.execute(Q.recorded_calls, key).fetchall()))
+        with self.connection.cursor(row_factory=lambda _: _recorded_call) as cursor:
+            return tuple(cursor.execute(Q.recorded_calls, key).fetchall())
 
     def _redo(self, attempt: Attempt, saga: SagaRow, step: StepRow, request: RequestRow | None) -> Attached:
         """A finished step was cleared: it, and every later step that was cleared too, is undone before it runs anew."""
@@ -234,7 +249,12 @@ class AttachVerbs:
             message = f"{attempt.label}: it was cleared after it had finished; another undo has to end first"
             return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
         saga, request = self._enter(attempt, saga, request)
-        scope = {other.step_id: 0 for other in later if other.label in cleared} | {step.step_id: 0}
+        # Other indexes that are cleared as well would each ask for an undo of its own, one after the other.
+        siblings = [other for other in steps if other.task_id == step.task_id and other.label in cleared]
+        with_it = (
+            [other for other in later if other.label in cleared] + siblings + self._removed(attempt, steps)
+        )
+        scope = {other.step_id: 0 for other in with_it} | {step.step_id: 0}
         ask: dict[str, Any] = {
             "scope": scope,
             "cause": Cause.REDO,
@@ -249,6 +269,38 @@ class AttachVerbs:
         wake(self.connection, saga.saga_id, "undo")
         message = f"{attempt.label}: it was cleared after it had finished; its effects are undone first"
         return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
+
+    @staticmethod
+    def _removed(attempt: Attempt, steps: list[StepRow]) -> list[StepRow]:
+        """Indexes of this mapped task that acted and are no more, since the mapping has become shorter."""
+        acted = (StepState.SUCCEEDED, StepState.STOPPED)
+        return [
+            step
+            for step in steps
+            if step.task_id == attempt.task_id
+            and step.label in attempt.others_removed
+            and step.state in acted
+        ]
+
+    def _undo_removed(self, attempt: Attempt, saga: SagaRow, request: RequestRow | None) -> RequestRow | None:
+        """Nobody will run them again, so nobody would ever undo what they did for this run."""
+        if not attempt.others_removed:
+            return None
+        steps = many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga.saga_id})
+        removed = [step for step in self._removed(attempt, steps) if self._stands(step)]
+        if not removed or (request is not None and request.state == RequestState.FROZEN):
+            return None
+        ask: dict[str, Any] = {
+            "scope": {step.step_id: 0 for step in removed},
+            "cause": Cause.REDO,
+            "actor": "airflow",
+            "reason": f"{', '.join(step.label for step in removed[:5])}: the mapping has become shorter",
+            "clear_number": attempt.clear_number,
+        }
+        wake(self.connection, saga.saga_id, "undo")
+        if request is not None:
+            return widen_request(self.connection, request, **ask)
+        return insert_request(self.connection, saga, **ask)
 
     def _stands(self, step: StepRow) -> bool:
         """It acted, or may be about to: an undo below its feet would break the order."""

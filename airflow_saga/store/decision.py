@@ -13,6 +13,7 @@ class Verdict(StrEnum):
 
     CANCELLING = "cancelling"
     KEEPING = "stopping, effects are kept"
+    REWINDING = "going back to a save-point"
     QUEUED = "queued behind the undo under way"
     ALREADY = "already asked for"
     NOTHING = "cancelled, nothing to undo"
@@ -34,6 +35,7 @@ class Decision:
     def undoes(self) -> bool:
         return self.request is not None and self.verdict in (
             Verdict.CANCELLING,
+            Verdict.REWINDING,
             Verdict.QUEUED,
             Verdict.ALREADY,
         )

@@ -19,7 +19,16 @@ from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
 from airflow_saga.store.rows import first, note, one, wake
 from airflow_saga.store.saga import move_saga, steps_with_lease
-from airflow_saga.store.scope import GOES_ON, lock_request, lock_steps_in_scope, plan_of, withdraw
+from airflow_saga.store.scope import (
+    GOES_ON,
+    WHOLE_STEP,
+    Cut,
+    lock_request,
+    lock_steps_in_scope,
+    plan_of,
+    scope_of,
+    withdraw,
+)
 
 _ENDED = (RequestState.SETTLED, RequestState.WITHDRAWN, RequestState.EXPIRED)
 _SEIZABLE = (
@@ -126,8 +135,9 @@ class FreezeVerbs:
                 reason=request.reason or "on_failure=compensate",
                 stop_clear_number=max(saga.clear_number, request.clear_number),
             )
+        cuts = {} if request.whole_run else scope_of(self.connection, request)
         for step in lock_steps_in_scope(self.connection, saga, request):
-            self._seize(step, request)
+            self._seize(step, request, cuts.get(step.step_id, WHOLE_STEP))
         plan, digest = plan_of(self.connection, saga, request)
         frozen = one(
             self.connection,
@@ -155,13 +165,18 @@ class FreezeVerbs:
         wake(self.connection, saga.saga_id, "frozen")
         return FreezeResult(Freeze.FROZEN, frozen, saga, detail)
 
-    def _seize(self, step: StepRow, request: RequestRow) -> None:
+    def _seize(self, step: StepRow, request: RequestRow, cut: Cut) -> None:
         if step.state not in _SEIZABLE:
             raise StoreError(f"{step.label} is {step.state} though no other undo is open: this is a bug")
         self.connection.execute(Q.seize_step, {"step_id": step.step_id})
         self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
+        if cut.from_seq > 0:
+            place = {"step_id": step.step_id, **cut._asdict()}
+            self.connection.execute(Q.cut_step, place)
+            self.connection.execute(Q.carry_savepoints, place)
         goes_on = request.cause in GOES_ON
-        self.connection.execute(Q.reset_for_undo, {"step_id": step.step_id, "goes_on": goes_on})
+        reset = {"step_id": step.step_id, "goes_on": goes_on, "from_seq": cut.from_seq}
+        self.connection.execute(Q.reset_for_undo, reset)
         scope = {"request_id": request.request_id, "step_id": step.step_id, "from_seq": 0}
         if request.whole_run:
             self.connection.execute(Q.insert_scope, scope)

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from airflow_saga.core.identity import action_key
 from airflow_saga.core.records import ActionRow, Outcome, RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import ActionState, Cause, RequestState, SagaState, StepState
 from airflow_saga.store.connect import retried
@@ -42,7 +43,9 @@ class LateVerbs:
             saga = one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": step.saga_id})
             now_step = one(self.connection, StepRow, Q.lock_step_by_id, {"step_id": step.step_id})
             key = {"step_id": step.step_id, "generation": step.generation, "seq": outcome.seq}
-            action = one(self.connection, ActionRow, Q.action_by_seq, key)
+            action = one(self.connection, ActionRow, Q.action_by_seq, key) or self._carried_over(
+                saga, step, outcome
+            )
             assert saga is not None
             assert now_step is not None
             assert action is not None
@@ -57,6 +60,13 @@ class LateVerbs:
                 action_id=action.action_id,
             )
             return change
+
+    def _carried_over(self, saga: SagaRow | None, step: StepRow, outcome: Outcome) -> ActionRow | None:
+        """A part of the step was undone since, and this action went over into a newer generation: its key did too."""
+        assert saga is not None
+        place = (step.task_id, step.map_index, step.generation, outcome.seq)
+        key = action_key(saga.saga_uuid, *place)
+        return one(self.connection, ActionRow, Q.action_by_key, {"step_id": step.step_id, "key": key})
 
     def _apply(
         self, saga: SagaRow, step: StepRow, action: ActionRow, outcome: Outcome, idempotent: bool
@@ -84,7 +94,7 @@ class LateVerbs:
             self._change(action, ActionState.IN_DOUBT, outcome, in_doubt=True, reopened=1)
         else:
             self._change(action, ActionState.DONE, outcome, in_doubt=False)
-        return "it took effect after all" + self._reopen(saga, step)
+        return "it took effect after all" + ("" if action.kept else self._reopen(saga, step))
 
     def _late_no(self, saga: SagaRow, step: StepRow, action: ActionRow, outcome: Outcome, newer: bool) -> str:
         if (

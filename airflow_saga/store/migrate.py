@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 from airflow_saga.core.errors import StoreNotMigratedError
 from airflow_saga.core.states import MOVES, Machine
 
-HEAD = "0001"
+HEAD = "0002"
 _TABLES: dict[Machine, str] = {"saga": "saga", "step": "step", "action": "action", "request": "undo_request"}
 MIGRATE_COMMAND = "airflow saga db migrate"
 
@@ -110,10 +110,10 @@ END $check$
 """
 _ACTION_SUMS = """
     IF NEW.state IN ('PENDING', 'DONE') THEN  -- nearly all writes: worth a short way
-        NEW.settled := NEW.effect = 'READ_ONLY';
-        NEW.residual := NOT NEW.settled;
+        NEW.residual := NEW.effect <> 'READ_ONLY';
+        NEW.settled := NEW.kept OR NOT NEW.residual;
     ELSE
-        NEW.settled := NEW.effect = 'READ_ONLY'
+        NEW.settled := NEW.kept OR NEW.effect = 'READ_ONLY'
             OR NEW.state IN ('FAILED', 'COMPENSATED', 'NON_COMPENSABLE', 'ACCEPTED')
             -- a failed one without an end: a person asked for another undo
             OR (NEW.state = 'COMPENSATION_FAILED' AND NEW.undo_finished_at IS NOT NULL)

@@ -49,7 +49,7 @@ FROM airflow_saga.saga GROUP BY dag_id ORDER BY dag_id;
 -- The same sagas as prune_actions deletes from.
 SELECT count(DISTINCT g.saga_id) AS sagas, count(*) AS actions
 FROM airflow_saga.saga g JOIN airflow_saga.step s USING (saga_id) JOIN airflow_saga.action a USING (step_id)
-WHERE g.state IN ('COMPLETED', 'CANCELLED', 'FAILED')
+WHERE g.pruned_at IS NOT NULL OR g.state IN ('COMPLETED', 'CANCELLED', 'FAILED')
   AND g.changed_at < clock_timestamp() - make_interval(days => %(retention_days)s)
   AND NOT EXISTS (SELECT 1 FROM airflow_saga.undo_request r
                   WHERE r.saga_id = g.saga_id AND r.state IN ('HINTED', 'HELD', 'REQUESTED', 'QUEUED', 'FROZEN'));

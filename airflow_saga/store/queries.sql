@@ -84,7 +84,8 @@ SELECT saga_state, step_state, fence, (SELECT tries FROM begun) AS tries FROM he
 WITH beat AS (
     UPDATE airflow_saga.step
     SET lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s),
-        checkpoint = CASE WHEN %(with_checkpoint)s THEN %(checkpoint)s ELSE checkpoint END
+        checkpoint = CASE WHEN %(with_checkpoint)s THEN %(checkpoint)s ELSE checkpoint END,
+        checkpoint_seq = CASE WHEN %(with_checkpoint)s THEN %(checkpoint_seq)s ELSE checkpoint_seq END
     WHERE step_id = %(step_id)s AND fence = %(fence)s AND state IN ('RUNNING', 'UNDOING')
     RETURNING fence
 )
@@ -173,6 +174,7 @@ SET state = 'RUNNING', fence = fence + 1, generation = generation + %(generation
     clear_number = %(clear_number)s, host = %(host)s, pid = %(pid)s, dag_version = %(dag_version)s,
     output = NULL, output_lost = false,
     checkpoint = CASE WHEN %(generations)s > 0 THEN NULL ELSE checkpoint END,
+    checkpoint_seq = CASE WHEN %(generations)s > 0 THEN 0 ELSE checkpoint_seq END,
     attached_at = clock_timestamp(), changed_at = clock_timestamp()
 WHERE step_id = %(step_id)s
 RETURNING *;
@@ -235,6 +237,28 @@ SELECT EXISTS (SELECT 1 FROM ended) AS done, saga_state,
        CASE WHEN saga_state <> 'RUNNING' THEN pg_notify('airflow_saga_' || %(saga_id)s, 'step') END
 FROM held;
 
+-- name: savepoint_if_held
+-- A place to go back to. A step that is resumed comes past the same place again.
+INSERT INTO airflow_saga.savepoint (step_id, generation, seq, name, checkpoint)
+SELECT step_id, generation, %(seq)s, %(name)s, %(checkpoint)s FROM airflow_saga.step
+WHERE step_id = %(step_id)s AND fence = %(fence)s AND state = 'RUNNING'
+ON CONFLICT ON CONSTRAINT one_savepoint_of_a_name DO UPDATE
+SET seq = excluded.seq,
+    checkpoint = CASE WHEN savepoint.seq = excluded.seq THEN savepoint.checkpoint ELSE excluded.checkpoint END
+RETURNING xmax = 0 AS is_new;
+
+-- name: savepoints_of_saga
+SELECT p.* FROM airflow_saga.savepoint p JOIN airflow_saga.step s USING (step_id)
+WHERE s.saga_id = %(saga_id)s AND p.generation <= s.generation ORDER BY p.savepoint_id;
+
+-- name: carry_savepoints
+-- Places before a cut are places of the new generation too.
+INSERT INTO airflow_saga.savepoint (step_id, generation, seq, name, checkpoint, made_at)
+SELECT p.step_id, s.generation, p.seq, p.name, p.checkpoint, p.made_at
+FROM airflow_saga.savepoint p JOIN airflow_saga.step s USING (step_id)
+WHERE p.step_id = %(step_id)s AND p.generation = s.generation - 1 AND p.seq <= %(from_seq)s
+ON CONFLICT DO NOTHING;
+
 -- name: lose_lease_of_step
 -- A process that may not write from a signal handler, or is about to exit, gives its lease back as its last word.
 UPDATE airflow_saga.step SET lease_until = clock_timestamp()
@@ -267,6 +291,9 @@ SELECT * FROM airflow_saga.action WHERE step_id = %(step_id)s AND generation = %
 SELECT action_id, seq, parallel, name, version, effect, fingerprint, key, state, tries, tries_before, params, result,
        result_lost, error, twin_of
 FROM airflow_saga.action WHERE step_id = %(step_id)s AND generation = %(generation)s ORDER BY seq;
+
+-- name: action_by_key
+SELECT * FROM airflow_saga.action WHERE step_id = %(step_id)s AND key = %(key)s AND twin_of IS NULL FOR UPDATE;
 
 -- name: action_by_seq
 SELECT * FROM airflow_saga.action
@@ -384,12 +411,33 @@ SET undo_failures = CASE WHEN %(goes_on)s THEN undo_failures ELSE 0 END,
     probed = probed AND %(goes_on)s,
     undo_deadline_at = CASE WHEN %(goes_on)s THEN undo_deadline_at END,
     undo_finished_at = CASE WHEN %(goes_on)s THEN undo_finished_at END,
-    reconcile_at = CASE WHEN %(goes_on)s AND reconcile_at > clock_timestamp() THEN reconcile_at END
+    reconcile_at = CASE WHEN %(goes_on)s AND reconcile_at > clock_timestamp() THEN reconcile_at END,
+    kept = CASE WHEN %(goes_on)s THEN kept
+                ELSE seq < %(from_seq)s
+                     AND generation = (SELECT s.generation FROM airflow_saga.step s WHERE s.step_id = action.step_id) END
 WHERE step_id = %(step_id)s AND residual;
+
+-- name: cut_step
+-- Only a part of it is undone: what stands before that part goes over into a new generation, with its keys.
+WITH cut AS (
+    UPDATE airflow_saga.step SET generation = generation + 1, checkpoint = %(checkpoint)s,
+        checkpoint_seq = CASE WHEN %(checkpoint)s::text IS NULL THEN 0 ELSE least(checkpoint_seq, %(from_seq)s) END
+    WHERE step_id = %(step_id)s RETURNING step_id, generation
+)
+UPDATE airflow_saga.action a SET generation = cut.generation FROM cut
+WHERE a.step_id = cut.step_id AND a.generation = cut.generation - 1 AND a.seq < %(from_seq)s;
+
+-- name: goes_on_from_a_part
+SELECT EXISTS (SELECT 1 FROM airflow_saga.action
+               WHERE step_id = %(step_id)s AND generation = %(generation)s AND kept) AS kept;
+
+-- name: let_go_of_kept
+UPDATE airflow_saga.action SET kept = false WHERE step_id = %(step_id)s AND kept;
 
 -- name: end_undo_of_step
 UPDATE airflow_saga.step
-SET state = CASE WHEN EXISTS (SELECT 1 FROM airflow_saga.action a WHERE a.step_id = step.step_id AND a.residual)
+SET state = CASE WHEN EXISTS (SELECT 1 FROM airflow_saga.action a
+                              WHERE a.step_id = step.step_id AND a.residual AND NOT a.kept)
                  THEN 'PARTLY_UNDONE' ELSE 'UNDONE' END,
     lease_until = NULL, changed_at = clock_timestamp()
 WHERE step_id = %(step_id)s AND state = 'UNDOING';
@@ -442,10 +490,16 @@ RETURNING *;
 
 -- name: insert_scope
 INSERT INTO airflow_saga.undo_scope (request_id, step_id, from_seq) VALUES (%(request_id)s, %(step_id)s, %(from_seq)s)
-ON CONFLICT (request_id, step_id) DO UPDATE SET from_seq = least(undo_scope.from_seq, excluded.from_seq);
+ON CONFLICT (request_id, step_id) DO UPDATE
+SET from_seq = least(undo_scope.from_seq, excluded.from_seq),
+    checkpoint = CASE WHEN excluded.from_seq >= undo_scope.from_seq THEN undo_scope.checkpoint END;
+
+-- name: keep_checkpoint_of_scope
+UPDATE airflow_saga.undo_scope SET checkpoint = %(checkpoint)s
+WHERE request_id = %(request_id)s AND step_id = %(step_id)s AND from_seq = %(from_seq)s;
 
 -- name: scope_of_request
-SELECT step_id, from_seq FROM airflow_saga.undo_scope WHERE request_id = %(request_id)s;
+SELECT step_id, from_seq, checkpoint FROM airflow_saga.undo_scope WHERE request_id = %(request_id)s;
 
 -- name: move_request
 UPDATE airflow_saga.undo_request
@@ -529,7 +583,8 @@ WHERE action_id = %(action_id)s RETURNING action_id;
 -- name: step_resolved
 UPDATE airflow_saga.step SET state = 'UNDONE', changed_at = clock_timestamp()
 WHERE step_id = %(step_id)s AND state = 'PARTLY_UNDONE'
-  AND NOT EXISTS (SELECT 1 FROM airflow_saga.action a WHERE a.step_id = step.step_id AND a.residual);
+  AND NOT EXISTS (SELECT 1 FROM airflow_saga.action a
+                  WHERE a.step_id = step.step_id AND a.residual AND NOT a.kept);
 
 -- name: claim_notice
 INSERT INTO airflow_saga.notice (request_id, kind) VALUES (%(request_id)s, %(kind)s)
@@ -582,7 +637,7 @@ SELECT * FROM airflow_saga.step WHERE saga_id = %(saga_id)s AND task_id = %(task
 -- name: indexes_to_undo
 SELECT DISTINCT s.map_index FROM airflow_saga.step s JOIN airflow_saga.undo_scope c USING (step_id)
 JOIN airflow_saga.action a USING (step_id)
-WHERE c.request_id = %(request_id)s AND s.task_id = %(task_id)s AND a.residual ORDER BY 1;
+WHERE c.request_id = %(request_id)s AND s.task_id = %(task_id)s AND a.residual AND NOT a.kept ORDER BY 1;
 
 -- name: requests_to_trigger
 -- Requests that no live undo run carries out yet, or whose run has been silent for a while.
@@ -659,13 +714,21 @@ RETURNING *;
 -- name: components
 SELECT * FROM airflow_saga.component ORDER BY kind, host;
 
+-- name: bury_old_sagas
+-- Before anything of them is deleted: whoever looks later finds a grave, not a saga that did nothing.
+UPDATE airflow_saga.saga SET pruned_at = clock_timestamp() WHERE saga_id IN (
+    SELECT g.saga_id FROM airflow_saga.saga g
+    WHERE g.state IN ('COMPLETED', 'CANCELLED', 'FAILED') AND g.pruned_at IS NULL
+      AND g.changed_at < clock_timestamp() - make_interval(days => %(retention_days)s)
+      AND NOT EXISTS (SELECT 1 FROM airflow_saga.undo_request r
+                      WHERE r.saga_id = g.saga_id AND r.state IN ('HINTED', 'HELD', 'REQUESTED', 'QUEUED', 'FROZEN'))
+    ORDER BY g.saga_id LIMIT %(batch)s FOR UPDATE SKIP LOCKED)
+RETURNING saga_id;
+
 -- name: prune_actions
 DELETE FROM airflow_saga.action WHERE action_id IN (
     SELECT a.action_id FROM airflow_saga.saga g JOIN airflow_saga.step s USING (saga_id)
     JOIN airflow_saga.action a USING (step_id)
-    WHERE g.state IN ('COMPLETED', 'CANCELLED', 'FAILED')
-      AND g.changed_at < clock_timestamp() - make_interval(days => %(retention_days)s)
-      AND NOT EXISTS (SELECT 1 FROM airflow_saga.undo_request r
-                      WHERE r.saga_id = g.saga_id AND r.state IN ('HINTED', 'HELD', 'REQUESTED', 'QUEUED', 'FROZEN'))
+    WHERE g.pruned_at IS NOT NULL
     LIMIT %(batch)s)
 RETURNING action_id;

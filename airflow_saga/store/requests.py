@@ -11,6 +11,7 @@ from uuid import UUID
 
 import psycopg
 
+from airflow_saga.core.decide import pruned
 from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
 from airflow_saga.core.records import RequestRow, SagaRow
 from airflow_saga.core.states import CAUSE_RANK, Cause, Mode, RequestState, SagaState
@@ -196,6 +197,10 @@ class RequestVerbs:
         with self.connection.transaction():
             saga = lock_or_open_saga(self.connection, dag_id, run_id)
             hooked = cause == Cause.MARKED_FAILED
+            if saga.pruned_at is not None:
+                if hooked:
+                    return Decision(Verdict.IGNORED, f"{dag_id} / {run_id}: {pruned(saga)}", saga)
+                raise VerbRefusedError(f"{dag_id} / {run_id}: {pruned(saga)}")
             if hooked and saga.state not in (SagaState.PENDING, SagaState.RUNNING, SagaState.COMPLETED):
                 return Decision(
                     Verdict.IGNORED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -17,6 +17,26 @@ from airflow_saga.store.saga import steps_with_lease
 
 GOES_ON = (Cause.DUE, Cause.LATE)
 """Causes of an undo that nobody asked for anew: what an earlier one gave up still waits for a person."""
+
+
+class Cut(NamedTuple):
+    """Where in a step an undo begins.
+
+    :ivar from_seq: of the first action that is undone, in the step's generation; 0: the whole step.
+    :ivar checkpoint: the one that the step goes on from.
+    """
+
+    from_seq: int
+    checkpoint: str | None = None
+
+
+WHOLE_STEP = Cut(0)
+
+
+def scope_of(connection: psycopg.Connection, request: RequestRow) -> dict[int, Cut]:
+    """The steps of a request that is not about the whole run, by step_id."""
+    rows = dicts(connection, Q.scope_of_request, {"request_id": request.request_id})
+    return {row["step_id"]: Cut(row["from_seq"], row["checkpoint"]) for row in rows}
 
 
 def lock_request(connection: psycopg.Connection, request_uuid: UUID) -> tuple[SagaRow, RequestRow]:
@@ -51,8 +71,7 @@ def plan_of(
     steps = many(connection, StepRow, Q.steps_of_saga, {"saga_id": saga.saga_id})
     from_seq: dict[int, int] = {}
     if request is not None and not request.whole_run:
-        rows = dicts(connection, Q.scope_of_request, {"request_id": request.request_id})
-        from_seq = {row["step_id"]: row["from_seq"] for row in rows}
+        from_seq = {step_id: cut.from_seq for step_id, cut in scope_of(connection, request).items()}
         steps = [step for step in steps if step.step_id in from_seq]
     actions = many(connection, ActionRow, Q.actions_of_steps, {"step_ids": [step.step_id for step in steps]})
     plan = build_plan(steps, actions, from_seq, goes_on=request is not None and request.cause in GOES_ON)

@@ -47,6 +47,13 @@ class Beat(NamedTuple):
     reason: str | None
 
 
+class Checkpoint(NamedTuple):
+    """What a body keeps for its next attempt. ``seq``: of the first action after it."""
+
+    text: str
+    seq: int
+
+
 class StepVerbs:
     """One verb, one transaction. The connection is in autocommit and belongs to one thread."""
 
@@ -147,16 +154,17 @@ class StepVerbs:
 
     @retried
     def heartbeat_if_held(
-        self, step: StepRow, lease_seconds: float, checkpoint: str | None, keep: bool
+        self, step: StepRow, lease_seconds: float, checkpoint: Checkpoint | None = None
     ) -> Beat:
-        """Renew the lease and read what the saga wants; ``keep``: this checkpoint is new."""
+        """Renew the lease, keep a new checkpoint, and read what the saga wants."""
         row = self.connection.execute(
             Q.heartbeat,
             {
                 **_held(step),
                 "lease_seconds": lease_seconds,
-                "checkpoint": checkpoint,
-                "with_checkpoint": keep,
+                "with_checkpoint": checkpoint is not None,
+                "checkpoint": checkpoint and checkpoint.text,
+                "checkpoint_seq": checkpoint and checkpoint.seq,
             },
         ).fetchone()
         assert row is not None

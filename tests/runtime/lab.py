@@ -169,6 +169,7 @@ class Lab:
         place: TaskPlace | None = None,
         limits: Limits = LIMITS,
         address: Address | None = None,
+        on_divergence: str = "stop",
         **attempt: Any,
     ) -> StepRun:
         made = StepRun(
@@ -177,6 +178,7 @@ class Lab:
             place or TaskPlace(),
             limits,
             self.secrets,
+            on_divergence=on_divergence,
         )
         self.last_run = made
         return made

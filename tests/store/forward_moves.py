@@ -157,4 +157,4 @@ class ForwardMoves(Stage):
                 call.landed = False
         self.scene.time_passes(A1_SECONDS)
         for process in self.world.living():
-            self.scene.steps.heartbeat_if_held(process.step, 15, None, False)
+            self.scene.steps.heartbeat_if_held(process.step, 15)

@@ -10,6 +10,7 @@ from airflow_saga.core.decide import Go
 from airflow_saga.core.records import RecordedCall
 from airflow_saga.core.states import Effect
 from airflow_saga.store.queries import Q
+from airflow_saga.store.steps import Checkpoint
 from tests.store.scene import Scene
 
 CLEARED = {"max_tries": 1, "try_number": 2, "clear_number": 1}
@@ -89,7 +90,7 @@ def test_c12_the_attempt_after_a_platform_kill_resumes_and_nothing_is_undone(sce
 
 def test_resuming_keeps_the_checkpoint_and_beginning_anew_drops_it(scene: Scene) -> None:
     step = scene.attach()
-    scene.steps.heartbeat_if_held(step, 15, '{"page": 7}', True)
+    scene.steps.heartbeat_if_held(step, 15, Checkpoint('{"page": 7}', 1))
     assert scene.attach(try_number=2).checkpoint == '{"page": 7}'
     scene.cancel(stop_now=True)
     scene.undone("flight")

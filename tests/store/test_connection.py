@@ -22,7 +22,7 @@ from airflow_saga.store.connect import TRANSIENT_TRIES, Address, behind_pooler
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.runs import RunVerbs
-from airflow_saga.store.steps import StepVerbs
+from airflow_saga.store.steps import Checkpoint, StepVerbs
 from airflow_saga.store.sweep import SweepVerbs
 from airflow_saga.store.undo import EndedTry
 from tests.conftest import TEMPLATE
@@ -428,7 +428,7 @@ def test_c72_the_action_path_notifies_nobody(each_store_url: str) -> None:
             for seq in range(1, 26):
                 ended = [Outcome(seq - 1, "DONE")] if seq > 1 else []
                 assert steps.write_forward(step, ended, [scene.intent(step, seq)]).begun == {seq}
-                steps.heartbeat_if_held(step, 15, str(seq), True)
+                steps.heartbeat_if_held(step, 15, Checkpoint(str(seq), 1))
             steps.write_forward(step, [Outcome(25, "DONE")], [])
             assert steps.finish_if_held(step, None, False)
 

@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from airflow_saga.core.records import Outcome, StepRow
+from airflow_saga.store.steps import Checkpoint
 from tests.store.scene import Scene
 
 
@@ -267,7 +268,7 @@ def test_a_call_in_doubt_is_tried_again_only_if_idempotent_and_after_it_can_land
     safe = plain._replace(idempotent=True)
     assert scene.steps.retry_if_allowed(step, safe)[0] is None, "A1 is not over"
     scene.time_passes(12)
-    scene.steps.heartbeat_if_held(step, 15, None, False)
+    scene.steps.heartbeat_if_held(step, 15)
     assert scene.steps.retry_if_allowed(step, plain)[0] is None
     assert scene.steps.retry_if_allowed(step, safe)[0] == 2
     assert scene.action().in_doubt, "nobody knows what became of the first try"
@@ -281,7 +282,7 @@ def test_p4_a_try_that_proved_not_applied_speaks_for_itself_only(
     step = scene.attach()
     failed(scene, step, "IN_DOUBT", own=False)
     scene.time_passes(12)
-    scene.steps.heartbeat_if_held(step, 15, None, False)
+    scene.steps.heartbeat_if_held(step, 15)
     again = scene.intent(step, 1, max_tries=3, idempotent=True)
     assert scene.steps.retry_if_allowed(step, again)[0] == 2
     assert scene.end(step, 1, ended)
@@ -354,17 +355,17 @@ def test_a_probe_of_a_fenced_attempt_or_of_another_step_changes_nothing(scene: S
 def test_a_heartbeat_renews_the_lease_and_tells_what_the_saga_wants(each_scene: Scene) -> None:
     step = each_scene.attach()
     each_scene.time_passes(14)
-    beat = each_scene.steps.heartbeat_if_held(step, 15, '{"page": 1}', True)
+    beat = each_scene.steps.heartbeat_if_held(step, 15, Checkpoint('{"page": 1}', 1))
     assert (beat.held, beat.state, beat.mode, beat.stop_now) == (True, "RUNNING", None, False)
     left = "SELECT extract(epoch FROM lease_until - clock_timestamp())::float8 AS s FROM airflow_saga.step"
     assert each_scene.sql(left)[0]["s"] > 14
-    each_scene.steps.heartbeat_if_held(step, 15, None, False)
+    each_scene.steps.heartbeat_if_held(step, 15)
     assert each_scene.step().checkpoint == '{"page": 1}'
     each_scene.cancel(reason="wrong date", stop_now=True)
-    beat = each_scene.steps.heartbeat_if_held(step, 15, None, True)
+    beat = each_scene.steps.heartbeat_if_held(step, 15)
     assert (beat.held, beat.state, beat.mode, beat.stop_now) == (True, "CANCELLING", "undo", True)
     assert (beat.actor, beat.reason) == ("ann", "wrong date")
-    assert each_scene.step().checkpoint is None
+    assert each_scene.step().checkpoint == '{"page": 1}'
 
 
 @pytest.mark.parametrize("end", ["taken over", "stopped", "finished", "marked"])
@@ -379,7 +380,7 @@ def test_a_heartbeat_after_the_step_is_lost_holds_nothing(scene: Scene, end: str
     else:
         scene.runs.mark_step_if_running(*scene.run, "flight", -1)
     before = scene.tables()
-    assert not scene.steps.heartbeat_if_held(step, 15, '"x"', True).held
+    assert not scene.steps.heartbeat_if_held(step, 15, Checkpoint('"x"', 1)).held
     assert scene.tables() == before
 
 
@@ -387,10 +388,10 @@ def test_a_heartbeat_keeps_an_undo_attempt_alive_too(scene: Scene) -> None:
     scene.stopped("flight", 1)
     scene.freeze(scene.cancel())
     attached = scene.undo_of()
-    assert scene.steps.heartbeat_if_held(attached.step, 15, None, False).held
+    assert scene.steps.heartbeat_if_held(attached.step, 15).held
     newer = scene.undo_of()
-    assert not scene.steps.heartbeat_if_held(attached.step, 15, None, False).held
-    assert scene.steps.heartbeat_if_held(newer.step, 15, None, False).held
+    assert not scene.steps.heartbeat_if_held(attached.step, 15).held
+    assert scene.steps.heartbeat_if_held(newer.step, 15).held
 
 
 # -- the end of the step --------------------------------------------------------------------------------------------

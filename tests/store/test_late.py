@@ -108,7 +108,7 @@ def tried_again(scene: Scene, *, idempotent: bool = False) -> tuple[StepRow, Ste
     first = orphan(scene)
     second = scene.attach(try_number=2)
     scene.time_passes(12)
-    scene.steps.heartbeat_if_held(second, 15, None, False)
+    scene.steps.heartbeat_if_held(second, 15)
     assert scene.steps.verified_if_held(second, scene.action().action_id, "FAILED", None, "the probe said no")
     intent = scene.intent(second, 1, max_tries=3, idempotent=idempotent)
     assert scene.steps.retry_if_allowed(second, intent)[0] == 2
@@ -161,7 +161,7 @@ def test_a_no_of_a_later_try_speaks_for_that_try_only(scene: Scene) -> None:
     step = orphan(scene)
     second = scene.attach(try_number=2)
     scene.time_passes(12)
-    scene.steps.heartbeat_if_held(second, 15, None, False)
+    scene.steps.heartbeat_if_held(second, 15)
     intent = scene.intent(second, 1, max_tries=3, idempotent=True)
     assert scene.steps.retry_if_allowed(second, intent)[0] == 2
     assert step.fence < second.fence
@@ -286,7 +286,7 @@ def redone(scene: Scene) -> StepRow:
     orphaned = orphan(scene)
     second = scene.attach(try_number=2)
     scene.time_passes(12)
-    scene.steps.heartbeat_if_held(second, 15, None, False)
+    scene.steps.heartbeat_if_held(second, 15)
     assert scene.steps.verified_if_held(second, scene.action().action_id, "FAILED", None, "no")
     scene.finish(second)
     scene.undone("flight", request=scene.redo(scene.step()))
@@ -359,7 +359,7 @@ def test_two_late_answers_share_one_queued_undo(scene: Scene) -> None:
     for task, first in (("flight", step), ("hotel", other)):
         second = scene.attach(task, try_number=2)
         scene.time_passes(12)
-        scene.steps.heartbeat_if_held(second, 15, None, False)
+        scene.steps.heartbeat_if_held(second, 15)
         action = scene.action(1, task)
         assert scene.steps.verified_if_held(second, action.action_id, "FAILED", None, "no")
         scene.finish(second)

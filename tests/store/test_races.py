@@ -23,7 +23,7 @@ from airflow_saga.store.freeze import Freeze, FreezeVerbs
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.runs import RunVerbs
-from airflow_saga.store.steps import StepVerbs
+from airflow_saga.store.steps import Checkpoint, StepVerbs
 from airflow_saga.store.undo import EndedTry, UndoVerbs
 from tests.store.scene import Scene, connect
 
@@ -431,7 +431,7 @@ class Storm:
     def do_beat(self) -> None:
         step = self._step()
         if step is not None:
-            self.scene.steps.heartbeat_if_held(step, 0.1, '"c"', True)
+            self.scene.steps.heartbeat_if_held(step, 0.1, Checkpoint('"c"', 1))
 
     def do_end(self) -> None:
         step = self._step()

@@ -234,7 +234,7 @@ def test_c97_at_the_deadline_every_step_is_fenced_and_what_is_open_is_named(each
     assert each_scene.settles.expire_if_past_deadline(saga_id) is None
     assert each_scene.reader.sagas_past_deadline() == []
     each_scene.time_passes(101)
-    each_scene.steps.heartbeat_if_held(flight, 15, None, False)
+    each_scene.steps.heartbeat_if_held(flight, 15)
     assert [saga.saga_id for saga in each_scene.reader.sagas_past_deadline()] == [saga_id]
     expired = each_scene.settles.expire_if_past_deadline(saga_id)
     assert expired is not None
@@ -245,7 +245,7 @@ def test_c97_at_the_deadline_every_step_is_fenced_and_what_is_open_is_named(each
     assert each_scene.states() == {1: "DONE", 2: "IN_DOUBT"}
     assert each_scene.request.state == "EXPIRED"
     assert not each_scene.end(flight, 2)
-    assert not each_scene.steps.heartbeat_if_held(flight, 15, None, False).held
+    assert not each_scene.steps.heartbeat_if_held(flight, 15).held
     assert each_scene.settles.expire_if_past_deadline(saga_id) is None
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_saga.core.decide import Go
+from airflow_saga.core.errors import VerbRefusedError
+from airflow_saga.store.decision import Verdict
 from airflow_saga.store.freeze import Freeze
 from tests.store.scene import Scene
 
@@ -80,7 +83,7 @@ def test_p4_the_open_call_of_a_stopped_step_is_in_doubt_once_it_can_land_no_more
 def test_a_step_that_lives_again_is_not_stopped(scene: Scene) -> None:
     step = scene.attach()
     scene.time_passes(16)
-    assert scene.steps.heartbeat_if_held(step, 15, None, False).held
+    assert scene.steps.heartbeat_if_held(step, 15).held
     assert not scene.sweeps.stop_if_lost(step.saga_id, step.step_id)
     assert scene.begin(step, 1)
 
@@ -280,3 +283,39 @@ def test_pruning_is_bounded(scene: Scene) -> None:
     scene.time_passes(86_401)
     assert scene.sweeps.prune(retention_days=1, batch=1, most_batches=1) == 1
     assert scene.sweeps.prune(retention_days=1, batch=1, most_batches=1) == 1
+
+
+# -- retention: a grave, not a fresh start ----------------------------------------------------------------------------
+
+
+def old_and_pruned(scene: Scene) -> None:
+    scene.ran("flight", 1)
+    assert scene.runs.complete_if_over(*scene.run) == "COMPLETED"
+    scene.time_passes(91 * 86_400)
+    assert scene.sweeps.prune(retention_days=90) == 1
+
+
+def test_a_pruned_saga_is_neither_resumed_nor_undone_and_says_since_when(each_scene: Scene) -> None:
+    old_and_pruned(each_scene)
+    assert each_scene.saga.pruned_at is not None
+    day = f"{each_scene.saga.pruned_at:%Y-%m-%d}"
+    for cleared in ({}, {"max_tries": 1, "try_number": 2, "clear_number": 1}):
+        refused = each_scene.try_attach("flight", **cleared).decision
+        assert refused.go is Go.REFUSE
+        assert f"forgotten on {day}" in refused.message
+    new_task = each_scene.try_attach("hotel", clear_number=1).decision
+    assert new_task.go is Go.REFUSE
+    before = each_scene.tables()
+    with pytest.raises(VerbRefusedError, match=f"forgotten on {day}"):
+        each_scene.ask()
+    ignored = each_scene.requests.undo(*each_scene.run, actor="airflow", cause="marked_failed")
+    assert ignored.verdict is Verdict.IGNORED
+    assert each_scene.tables() == before
+
+
+def test_c24_what_is_not_closed_is_never_pruned_however_old(each_scene: Scene) -> None:
+    each_scene.stopped("flight", 1)
+    each_scene.time_passes(1000 * 86_400)
+    assert each_scene.sweeps.prune(retention_days=1) == 0
+    resumed = each_scene.try_attach("flight", try_number=2)
+    assert [row.seq for row in resumed.recorded] == [1]

@@ -1,0 +1,197 @@
+"""Going back to a place inside of a saga: a save-point, or where a step turned out to take another way than it had.
+
+What came after the place is undone, in this step and in those after it; what came before stays and is gone on from
+(PROTOCOL 4). These verbs only ask for it: the undo is carried out like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from airflow_saga.core.decide import pruned
+from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
+from airflow_saga.core.plan import comes_after
+from airflow_saga.core.records import RequestRow, SagaRow, StepRow
+from airflow_saga.core.states import Cause, RequestState, SagaState, StepState
+from airflow_saga.store.connect import retried
+from airflow_saga.store.queries import Q
+from airflow_saga.store.requests import insert_request, widen_request
+from airflow_saga.store.rows import dicts, first, many, note, one, wake
+from airflow_saga.store.scope import withdraw
+
+_REWINDABLE = (SagaState.RUNNING, SagaState.COMPLETED, SagaState.FAILED, SagaState.SUSPENDED)
+_CUTTABLE = (StepState.RUNNING, StepState.STOPPED, StepState.SUCCEEDED)
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """:ivar step: where the place is; the run goes on from here, so it and all that comes after it must be cleared.
+
+    :ivar undone: labels of the steps whose effects are undone, in whole or from the place on.
+    """
+
+    saga: SagaRow
+    request: RequestRow
+    step: StepRow
+    undone: tuple[str, ...]
+
+
+class RewindVerbs:
+    """One verb, one transaction. The connection is in autocommit and belongs to one thread."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self.connection = connection
+
+    @retried
+    def savepoint_if_held(self, step: StepRow, seq: int, name: str, checkpoint: str | None) -> bool:
+        """Remember this place under a name; False if a newer attempt or the undo owns the step.
+
+        :param seq: of the first action that comes after it.
+        """
+        values = {"step_id": step.step_id, "fence": step.fence, "seq": seq, "name": name}
+        with self.connection.transaction():
+            found = first(self.connection, Q.savepoint_if_held, {**values, "checkpoint": checkpoint})
+            if found is not None and found["is_new"]:
+                detail = f"{name}, before action {seq} of {step.label}"
+                ids = {"saga_id": step.saga_id, "step_id": step.step_id}
+                note(self.connection, "save-point", "airflow", detail, **ids)
+            return found is not None
+
+    @retried
+    def rewind(
+        self,
+        dag_id: str,
+        run_id: str,
+        to: str,
+        *,
+        actor: str,
+        reason: str | None = None,
+        clear_number: int = 0,
+    ) -> Rewind:
+        """Ask for the undo of everything after a save-point; asking twice joins the first request.
+
+        :param to: the name of the save-point, ``task_id:name`` where several steps have one of that name.
+        :raises UnknownSagaError: there is no such saga.
+        :raises VerbRefusedError: there is no such place, or the saga cannot go back now; says why and what to do.
+        """
+        with self.connection.transaction():
+            saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
+            if saga is None:
+                raise UnknownSagaError(f"there is no saga {dag_id} / {run_id}")
+            where = f"{dag_id} / {run_id}"
+            if saga.pruned_at is not None:
+                raise VerbRefusedError(f"{where}: {pruned(saga)}")
+            if saga.state not in _REWINDABLE:
+                raise VerbRefusedError(f"{where} is {saga.state}: it cannot go back to a save-point")
+            steps = many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga.saga_id})
+            step, place = self._place(where, saga, steps, to)
+            request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
+            if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
+                withdraw(self.connection, request, f"{actor} goes back to save-point {place['name']} instead")
+                request = None
+            if request is not None and request.state == RequestState.FROZEN:
+                raise VerbRefusedError(
+                    f"{where}: undo {request.number} ({request.cause}, asked for by {request.actor}) is under way; "
+                    f"wait for its end, then go back"
+                )
+            later = [other for other in steps if comes_after(other, step)]
+            request = self._ask(
+                saga,
+                request,
+                {step.step_id: place["seq"], **{other.step_id: 0 for other in later}},
+                cause=Cause.REWIND,
+                actor=actor,
+                reason=reason or f"back to save-point {place['name']} of {step.label}",
+                clear_number=max(clear_number, saga.clear_number),
+            )
+            keep = {"request_id": request.request_id, "step_id": step.step_id, "from_seq": place["seq"]}
+            self.connection.execute(Q.keep_checkpoint_of_scope, {**keep, "checkpoint": place["checkpoint"]})
+            labels = (*(other.label for other in later), f"{step.label} from its action {place['seq']} on")
+            return Rewind(saga, request, step, labels)
+
+    def _place(
+        self, where: str, saga: SagaRow, steps: list[StepRow], to: str
+    ) -> tuple[StepRow, dict[str, Any]]:
+        by_id = {step.step_id: step for step in steps}
+        places = dicts(self.connection, Q.savepoints_of_saga, {"saga_id": saga.saga_id})
+        now = [place for place in places if place["generation"] == by_id[place["step_id"]].generation]
+        found = [
+            place
+            for place in now
+            if to in (place["name"], f"{by_id[place['step_id']].label}:{place['name']}")
+        ]
+        if not found:
+            named = ", ".join(f"{by_id[place['step_id']].label}:{place['name']}" for place in now)
+            gone = " (there was one, in a part that has been undone)" if len(now) < len(places) else ""
+            there = named or "none; a step makes one with saga.savepoint(name)"
+            raise VerbRefusedError(f"{where} has no save-point {to!r}{gone}; it has {there}")
+        if len(found) > 1:
+            named = ", ".join(f"{by_id[place['step_id']].label}:{place['name']}" for place in found)
+            raise VerbRefusedError(f"{where} has several save-points {to!r}; name one of: {named}")
+        step = by_id[found[0]["step_id"]]
+        if step.state not in _CUTTABLE:
+            raise VerbRefusedError(
+                f"{where}: {step.label} is {step.state}, so there is nothing to go back from. "
+                f"Clear it to run it again: airflow saga show says what stands."
+            )
+        return step, found[0]
+
+    def _ask(
+        self, saga: SagaRow, request: RequestRow | None, scope: dict[int, int], **ask: Any
+    ) -> RequestRow:
+        if request is not None:
+            request = widen_request(self.connection, request, scope=scope, **ask)
+        else:
+            request = insert_request(self.connection, saga, scope=scope, **ask)
+        wake(self.connection, saga.saga_id, "undo")
+        return request
+
+    @retried
+    def undo_from_if_stopped(self, step: StepRow, from_seq: int, reason: str) -> RequestRow:
+        """The step asks for another action than the recorded one: what it did from there on is undone.
+
+        :param step: as the attempt had it that has just stopped it.
+        :raises VerbRefusedError: later steps acted on what it did, or it is not this attempt's any more.
+        """
+        with self.connection.transaction():
+            saga = one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": step.saga_id})
+            assert saga is not None
+            steps = many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": step.saga_id})
+            now = next(other for other in steps if other.step_id == step.step_id)
+            if saga.state != SagaState.RUNNING or now.fence != step.fence or now.state != StepState.STOPPED:
+                raise VerbRefusedError(f"{step.label} is {now.state} in a saga that is {saga.state}")
+            stands = [other.label for other in steps if comes_after(other, step) and self._acted(other)]
+            if stands:
+                raise VerbRefusedError(
+                    f"later steps used what it did: {', '.join(stands)}. Clear them and this task together"
+                )
+            request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
+            if request is not None and request.state == RequestState.FROZEN:
+                raise VerbRefusedError(
+                    f"undo {request.number} of this saga is under way; clear the task after it"
+                )
+            if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
+                withdraw(self.connection, request, f"{step.label} goes back a part of its way instead")
+                request = None
+            note(
+                self.connection,
+                "step diverged",
+                "airflow",
+                reason,
+                saga_id=saga.saga_id,
+                step_id=step.step_id,
+            )
+            ask: dict[str, Any] = {
+                "cause": Cause.DIVERGED,
+                "actor": "airflow",
+                "reason": f"{step.label} asked for another action than the recorded one",
+                "clear_number": saga.clear_number,
+            }
+            return self._ask(saga, request, {step.step_id: from_seq}, **ask)
+
+    def _acted(self, step: StepRow) -> bool:
+        found = first(self.connection, Q.step_has_residual, {"step_id": step.step_id})
+        return step.state == StepState.RUNNING or bool(found and found["stands"])

@@ -1,0 +1,57 @@
+"""DAGs that are cleared: a plain task, two steps; in `cleared_retried` the last step has tries left.
+
+What failed keeps its effects, so that the test alone decides what becomes of them.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import task
+from trips.actions import flights, hotels
+from trips.script import act
+
+from airflow_saga import Saga, SagaDAG
+
+
+@task
+def plain() -> str:
+    return "nothing of a saga"
+
+
+@task.saga
+def step(task_id: str, **context: Any) -> list:
+    return act(task_id, context)
+
+
+@task
+def items(dag_run: Any = None) -> list[str]:
+    return list(dag_run.conf["items"])
+
+
+def line(dag_id: str, **last: Any) -> None:
+    with SagaDAG(dag_id, schedule=None, on_failure="keep"):
+        (
+            plain.override(task_id="p")()
+            >> step.override(task_id="a")("a")
+            >> step.override(task_id="b", **last)("b")
+        )
+
+
+line("cleared")
+line("cleared_retried", retries=1, retry_delay=timedelta(seconds=1))
+
+with SagaDAG("savepoints", schedule=None, on_failure="keep"):
+
+    @task.saga
+    def a(saga: Saga, dag_run: Any = None) -> str:
+        trip = dag_run.conf["trip"]
+        flights(trip)
+        saga.checkpoint("flown")
+        saga.savepoint("flown")
+        hotels(trip)
+        saga.checkpoint("slept")
+        return str(saga.restored)
+
+    a() >> plain.override(task_id="p")() >> step.override(task_id="b")("b")
