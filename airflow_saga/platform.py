@@ -16,6 +16,7 @@ from airflow_saga.core.marks import NO_TASK_FAILED, FailedRun, TaskEnd, tasks_sh
 log = logging.getLogger(__name__)
 
 _OVER = frozenset({"success", "failed"})
+_CLEARED = frozenset({None, "restarting"})
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 """The states of task instances that Airflow's breadcrumbs tell of."""
 
@@ -132,8 +133,8 @@ class OwnTask:
 
 
 def cleared_steps(dag_id: str, run_id: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Labels (``task`` or ``task[index]``) of the task instances of a run that are cleared, or never ran, now; and of
-    those mapped ones that are no more, since the mapping has become shorter.
+    """Labels (``task`` or ``task[index]``) of the task instances of a run that are cleared, or never ran, now (one that
+    was cleared while it ran is still being ended); and of mapped ones that are no more: the mapping has become shorter.
 
     Airflow answers with ``task_index`` for a mapped one, which may be the name of another task; then both are told.
     """
@@ -144,7 +145,7 @@ def cleared_steps(dag_id: str, run_id: str) -> tuple[frozenset[str], frozenset[s
     for key, state in states.items():
         task_id, _, index = key.rpartition("_")
         label = f"{task_id}[{index}]" if index.isdigit() else key
-        if state is None:
+        if _word(state) in _CLEARED:
             cleared.update((key, label))
         elif _word(state) == "removed" and label != key:
             removed.add(label)

@@ -6,6 +6,7 @@ clears it as people do, and then the world's ledger, the calls of each key and t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -136,7 +137,10 @@ REDONE_FROM_MIDDLE = End("COMPLETED", "success", THREE, {"flights": 2, "hotels":
 DOUBT = {"flights": 1, "tours": 1}
 STAYS_IN_DOUBT = End("FAILED", "failed", DOUBT, DOUBT, ("b", "resolve"))
 UNDOES_AROUND_DOUBT = End("FAILED", "failed", DOUBT, {"flights": 2, "tours": 1}, ("b", "standing"))
-LEFT_STANDING = End("FAILED", "failed", BOTH, BOTH, ("a", "Clear them too"))
+# The last task is done, so Airflow calls the run a success.
+LEFT_STANDING = End("COMPLETED", "success", BOTH, BOTH, ("a", "Clear them too"))
+STAYS_FAILED = End("FAILED", "failed", BOTH, BOTH)
+STAYS_UNDONE = End("CANCELLED", "success", {}, BOTH)
 STANDS = End(
     "PARTIALLY_CANCELLED",
     "failed",
@@ -172,8 +176,14 @@ CELLS: dict[Cell, End] = {
     (clear_failed, nothing_done): DONE_ONCE,
     (clear_failed, in_the_middle): ALL_THREE,
     (clear_failed, in_doubt): STAYS_IN_DOUBT,
+    (clear_plain_task, in_the_middle): STAYS_FAILED,
     (clear_plain_task, finished): DONE_ONCE,
+    (clear_plain_task, cancelled): STAYS_UNDONE,
+    (mark_failed_and_clear, nothing_done): DONE_ONCE,
+    (mark_failed_and_clear, in_the_middle): REDONE_FROM_MIDDLE,
     (mark_failed_and_clear, finished): REDONE,
+    (mark_failed_and_clear, cancelled): REDONE,
+    (mark_failed_and_clear, partially_cancelled): STANDS,
 }
 """Cells that cannot occur, or that others show:
 
@@ -229,9 +239,74 @@ def test_running_step_that_is_cleared_resumes(scene: Scene) -> None:
     must_end(trip, ALL_THREE, {})
 
 
-def test_retry_resumes(scene: Scene) -> None:
-    trip = scene.trip("cleared_retried").start(a=["flights"], b=["hotels", "raise<2", "cars"])
-    must_end(trip, ALL_THREE, {})
+def test_running_step_that_is_cleared_before_it_called_anything_runs_once(scene: Scene) -> None:
+    trip = scene.trip("cleared").start(a=["nap", "flights"], b=["hotels"])
+    trip.wait(lambda: trip.step("a").state == "RUNNING", SOON, "step a has begun")
+    trip.airflow.clear(trip.dag_id, trip.run_id, ["a"])
+    must_end(trip, DONE_ONCE, {})
+
+
+def test_finished_step_is_redone_with_a_running_one_after_it(scene: Scene) -> None:
+    trip = scene.trip("cleared")
+    trip.tell("hold", "cars", times=1)
+    trip.start(a=["flights"], b=["hotels", "cars"])
+    trip.await_calls("cars")
+    clear_with_downstream(trip)
+    must_end(trip, End("COMPLETED", "success", THREE, {"flights": 2, "hotels": 2, "cars": 2}), {})
+    assert trip.undo_order == ["cars", "hotels", "flights"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "end"),
+    [
+        (["raise<2", "hotels"], DONE_ONCE),
+        (["hotels", "raise<2", "cars"], ALL_THREE),
+        (["tours"], STAYS_IN_DOUBT),
+    ],
+    ids=["nothing_done", "in_the_middle", "in_doubt"],
+)
+def test_retry_resumes(scene: Scene, calls: list[str], end: End) -> None:
+    trip = scene.trip("cleared_retried")
+    trip.tell("hold", "tours")
+    must_end(trip.start(a=["flights"], b=calls), end, {})
+
+
+def test_mapping_that_changed_is_undone_where_it_changed(scene: Scene) -> None:
+    """An index whose item is another one now, and one that is no more: both are undone, the others are redone."""
+    trip = _mapped(scene, ["x", "y", "z"])
+    trip.wait_saga("COMPLETED")
+    scene.airflow.request("PATCH", f"/variables/{trip.run_id}", _items(trip, ["x", "q"]))
+
+    trip.airflow.clear(trip.dag_id, trip.run_id, ["items"], downstream=True)
+
+    trip.wait(lambda: len(trip.calls()) == 5 and trip.run_state == "success", 3 * SOON, "it ran anew")
+    trip.wait_saga("COMPLETED")
+    assert (trip.net.of("flights"), len(trip.undo_calls())) == (2, 3), trip.story()
+    assert [trip.step("flight", index).state for index in range(3)] == ["SUCCEEDED", "SUCCEEDED", "UNDONE"]
+
+
+def test_mapped_step_resumes_only_for_the_same_item(scene: Scene) -> None:
+    trip = _mapped(scene, ["x", "fail y"])
+    assert trip.wait_run() == "failed"
+    scene.airflow.request("PATCH", f"/variables/{trip.run_id}", _items(trip, ["x", "q"]))
+
+    trip.airflow.clear(trip.dag_id, trip.run_id, ["items"])
+    trip.airflow.clear(trip.dag_id, trip.run_id, [("flight", 1)])
+
+    trip.wait(lambda: trip.run_state == "success", 3 * SOON, "it ran anew")
+    trip.wait_saga("COMPLETED")
+    assert (trip.net.of("flights"), len(trip.calls()), len(trip.undo_calls())) == (2, 3, 1), trip.story()
+    assert [trip.step("flight", index).generation for index in range(2)] == [1, 2]
+
+
+def _mapped(scene: Scene, items: list[str]) -> Trip:
+    trip = scene.trip("remapped")
+    scene.airflow.request("POST", "/variables", _items(trip, items))
+    return trip.start()
+
+
+def _items(trip: Trip, items: list[str]) -> dict[str, str]:
+    return {"key": trip.run_id, "value": json.dumps(items)}
 
 
 def test_mark_failed_and_clear_at_once_in_the_middle_of_a_call(scene: Scene) -> None:

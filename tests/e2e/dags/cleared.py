@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import task
+from airflow.sdk import Variable, task
 from trips.actions import flights, hotels
 from trips.script import act
 
@@ -25,11 +25,6 @@ def step(task_id: str, **context: Any) -> list:
     return act(task_id, context)
 
 
-@task
-def items(dag_run: Any = None) -> list[str]:
-    return list(dag_run.conf["items"])
-
-
 def line(dag_id: str, **last: Any) -> None:
     with SagaDAG(dag_id, schedule=None, on_failure="keep"):
         (
@@ -41,6 +36,21 @@ def line(dag_id: str, **last: Any) -> None:
 
 line("cleared")
 line("cleared_retried", retries=1, retry_delay=timedelta(seconds=1))
+
+with SagaDAG("remapped", schedule=None, on_failure="keep"):
+
+    @task
+    def items(dag_run: Any = None) -> list[str]:
+        """What somebody has put down elsewhere, and may change between a run and its clear."""
+        return list(Variable.get(dag_run.run_id, deserialize_json=True))
+
+    @task.saga
+    def flight(item: str, dag_run: Any = None) -> None:
+        flights(dag_run.conf["trip"])
+        if item.startswith("fail"):
+            raise RuntimeError(f"told to fail by {item}")
+
+    flight.expand(item=items())
 
 with SagaDAG("savepoints", schedule=None, on_failure="keep"):
 
