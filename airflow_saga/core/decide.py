@@ -143,7 +143,8 @@ def _saga_verdict(attempt: Attempt, saga: SagaRow, step: StepRow | None) -> Atta
 def _upstream_verdict(attempt: Attempt, upstream: Sequence[StepRow]) -> AttachDecision | None:
     if any(step.state == StepState.UNDOING for step in upstream):
         return AttachDecision(Go.WAIT, f"{attempt.label}: a step it depends on is being undone")
-    undone = [step.label for step in upstream if step.state in (StepState.UNDONE, StepState.PARTLY_UNDONE)]
+    states = (StepState.UNDONE, StepState.PARTLY_UNDONE)
+    undone = [step.label for step in upstream if step.state in states and not step.is_gone]
     if undone:
         return AttachDecision(
             Go.REFUSE,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from airflow_saga.core.errors import NotApplied
+from airflow_saga.core.states import StepState
 
 # -- what users' functions receive and return -----------------------------------------------------------------------
 
@@ -109,6 +110,7 @@ class StepRow:
 
     :ivar ancestors: task_ids of all saga steps upstream of this one, also through plain tasks.
     :ivar checkpoint_seq: of the first action after the checkpoint.
+    :ivar removed: its index is no more, since the mapping has become shorter.
     :ivar mapped_group: the mapped task group it stands in; steps of one such group are ordered per index only.
     """
 
@@ -137,6 +139,12 @@ class StepRow:
     attached_at: datetime
     changed_at: datetime
     checkpoint_seq: int
+    removed: bool
+
+    @property
+    def is_gone(self) -> bool:
+        """Nobody runs it again, and nothing of it stands."""
+        return self.removed and self.state == StepState.UNDONE
 
     @property
     def label(self) -> str:

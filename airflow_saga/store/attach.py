@@ -270,17 +270,13 @@ class AttachVerbs:
         message = f"{attempt.label}: it was cleared after it had finished; its effects are undone first"
         return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
 
-    @staticmethod
-    def _removed(attempt: Attempt, steps: list[StepRow]) -> list[StepRow]:
+    def _removed(self, attempt: Attempt, steps: list[StepRow]) -> list[StepRow]:
         """Indexes of this mapped task that acted and are no more, since the mapping has become shorter."""
         acted = (StepState.SUCCEEDED, StepState.STOPPED)
-        return [
-            step
-            for step in steps
-            if step.task_id == attempt.task_id
-            and step.label in attempt.others_removed
-            and step.state in acted
-        ]
+        of_task = (step for step in steps if step.task_id == attempt.task_id and step.state in acted)
+        found = [step for step in of_task if step.label in attempt.others_removed]
+        self.connection.execute(Q.note_removed, {"step_ids": [step.step_id for step in found]})
+        return found
 
     def _undo_removed(self, attempt: Attempt, saga: SagaRow, request: RequestRow | None) -> RequestRow | None:
         """Nobody will run them again, so nobody would ever undo what they did for this run."""

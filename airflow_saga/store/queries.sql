@@ -175,9 +175,12 @@ SET state = 'RUNNING', fence = fence + 1, generation = generation + %(generation
     output = NULL, output_lost = false,
     checkpoint = CASE WHEN %(generations)s > 0 THEN NULL ELSE checkpoint END,
     checkpoint_seq = CASE WHEN %(generations)s > 0 THEN 0 ELSE checkpoint_seq END,
-    attached_at = clock_timestamp(), changed_at = clock_timestamp()
+    attached_at = clock_timestamp(), changed_at = clock_timestamp(), removed = false
 WHERE step_id = %(step_id)s
 RETURNING *;
+
+-- name: note_removed
+UPDATE airflow_saga.step SET removed = true WHERE step_id = ANY(%(step_ids)s::bigint[]);
 
 -- name: note_attempt_of_finished_step
 UPDATE airflow_saga.step SET clear_number = %(clear_number)s, ti_id = %(ti_id)s WHERE step_id = %(step_id)s;

@@ -45,7 +45,9 @@ class RunVerbs:
             if one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id}) is not None:
                 return saga.state
             steps = many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga.saga_id})
-            open_steps = [step.label for step in steps if step.state != StepState.SUCCEEDED]
+            open_steps = [
+                step.label for step in steps if step.state != StepState.SUCCEEDED and not step.is_gone
+            ]
             if open_steps:
                 reason = f"the run ended as success with steps that did not: {', '.join(open_steps[:10])}"
                 move_saga(self.connection, saga, SagaState.FAILED, cause="incomplete", reason=reason)

@@ -18,6 +18,13 @@ def three(saga: Any, name: str) -> list[str]:
     return [act(kind)["kind"] for kind in KINDS]
 
 
+def three_with_savepoint(saga: Any, name: str) -> list[str]:
+    act = getattr(deeds, name)
+    first = act(KINDS[0])["kind"]
+    saga.savepoint("first")
+    return [first, *(act(kind)["kind"] for kind in KINDS[1:])]
+
+
 def these(saga: Any, name: str, *kinds: str) -> list[str]:
     act = getattr(deeds, name)
     return [act(kind)["kind"] for kind in kinds]

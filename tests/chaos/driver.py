@@ -35,6 +35,7 @@ from airflow_saga.store.connect import Address
 from airflow_saga.store.freeze import FreezeVerbs
 from airflow_saga.store.late import LateVerbs
 from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.rewind import RewindVerbs
 from airflow_saga.store.runs import RunVerbs
 from airflow_saga.store.settle import SettleVerbs
 from airflow_saga.store.steps import StepVerbs
@@ -54,6 +55,7 @@ VERBS: tuple[type, ...] = (
     SettleVerbs,
     RequestVerbs,
     RunVerbs,
+    RewindVerbs,
 )
 CALLS = {"POST": "call", "GET": "lookup", "DELETE": "uncall"}
 """What a call to the world is named as a point to die at, by its HTTP method."""
@@ -119,7 +121,14 @@ def _step(scenario: Scenario, address: Address, limits: Limits) -> Any:
     fields["ti_id"] = uuid.UUID(fields["ti_id"]) if "ti_id" in fields else uuid.uuid4()
     fields["ancestors"] = tuple(fields.get("ancestors", ()))
     attempt = Attempt(scenario["dag_id"], scenario["run_id"], **fields)
-    run = StepRun(attempt, address, TaskPlace(**scenario.get("place", {})), limits, _secrets(scenario))
+    run = StepRun(
+        attempt,
+        address,
+        TaskPlace(**scenario.get("place", {})),
+        limits,
+        _secrets(scenario),
+        on_divergence=scenario.get("on_divergence", "stop"),
+    )
     signal.signal(signal.SIGTERM, lambda *_: run.request_kill())
     body = getattr(bodies, scenario["body"])
     return run.run(lambda saga: body(saga, *scenario.get("args", []))).output

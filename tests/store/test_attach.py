@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -11,7 +12,7 @@ from airflow_saga.core.records import RecordedCall
 from airflow_saga.core.states import Effect
 from airflow_saga.store.queries import Q
 from airflow_saga.store.steps import Checkpoint
-from tests.store.scene import Scene
+from tests.store.scene import UNDO_RUN, Scene
 
 CLEARED = {"max_tries": 1, "try_number": 2, "clear_number": 1}
 """What the attempt after a clear of this very task looks like."""
@@ -487,3 +488,61 @@ def test_what_a_resumed_step_loads_are_the_fields_of_a_recorded_call_in_their_or
     key = {"step_id": step.step_id, "generation": step.generation}
     cursor = each_scene.connection.execute(Q.recorded_calls, key)
     assert tuple(column.name for column in cursor.description or ()) == RecordedCall._fields
+
+
+# -- mapped over other items ------------------------------------------------------------------------------------------
+
+
+def mapped(scene: Scene, *items: str) -> None:
+    for index, item in enumerate(items):
+        scene.finish(scene.act(scene.attach("flight", map_index=index, item_fingerprint=item), 1))
+
+
+def cleared(**more: Any) -> dict[str, Any]:
+    return {"max_tries": 1, "try_number": 2, "clear_number": 1, **more}
+
+
+def test_a_cleared_index_asks_for_the_undo_of_its_cleared_siblings_and_of_those_that_are_no_more(
+    each_scene: Scene,
+) -> None:
+    mapped(each_scene, "x", "y", "z", "w")
+    others = {"others_cleared": frozenset({"flight[1]"}), "others_removed": frozenset({"flight[3]"})}
+    attached = each_scene.try_attach("flight", **cleared(map_index=0, item_fingerprint="x", **others))
+    assert attached.decision.go is Go.WAIT
+    scope = each_scene.sql(
+        "SELECT map_index FROM airflow_saga.undo_scope JOIN airflow_saga.step USING (step_id) ORDER BY 1"
+    )
+    assert [row["map_index"] for row in scope] == [0, 1, 3]
+    assert [step.removed for step in each_scene.view.steps] == [False, False, False, True]
+
+
+def test_an_index_that_is_no_more_and_undone_holds_up_neither_the_end_nor_what_follows(scene: Scene) -> None:
+    mapped(scene, "x", "y")
+    gone = {"others_removed": frozenset({"flight[1]"})}
+    assert scene.try_attach("flight", **cleared(map_index=0, item_fingerprint="x", **gone)).request
+    request = scene.freeze()
+    for index in (0, 1):
+        attached = scene.undos.attach_undo_if_in_order(
+            request.request_uuid, "flight", index, UNDO_RUN, lease_seconds=15, host="h", pid=1
+        )
+        assert attached is not None
+        scene.compensate(attached, attached.open_actions[0])
+    assert scene.settle() is not None
+    again = scene.attach("flight", **cleared(map_index=0, item_fingerprint="x", **gone))
+    scene.finish(again)
+    after = scene.attach("hotel", after=["flight"], clear_number=1)
+    scene.finish(after)
+    assert scene.runs.complete_if_over(*scene.run) == "COMPLETED"
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_another_item_at_an_index_is_not_resumed(scene: Scene, ended: bool) -> None:
+    step = scene.act(scene.attach("flight", map_index=0, item_fingerprint="x"), 1)
+    _ = scene.finish(step) if ended else scene.steps.stop_if_held(step)
+    retried = {"try_number": 2, "map_index": 0, "item_fingerprint": "y"}
+    refused = scene.try_attach("flight", **retried).decision
+    assert refused.go is Go.REFUSE
+    assert "another item" in refused.message
+    redone = scene.try_attach("flight", **cleared(map_index=0, item_fingerprint="y")).decision
+    assert redone.go is Go.WAIT
+    assert scene.request.cause == "redo"

@@ -19,6 +19,8 @@ _ADDED = """
 ALTER TABLE airflow_saga.action ADD COLUMN kept boolean NOT NULL DEFAULT false;
 -- Of the first action after the checkpoint: a body that goes on from it asks for none of those before.
 ALTER TABLE airflow_saga.step ADD COLUMN checkpoint_seq integer NOT NULL DEFAULT 0;
+-- Its index is no more, since the mapping has become shorter: nobody waits for it once it is undone.
+ALTER TABLE airflow_saga.step ADD COLUMN removed boolean NOT NULL DEFAULT false;
 -- The checkpoint that was the newest one at the place an undo goes back to.
 ALTER TABLE airflow_saga.undo_scope ADD COLUMN checkpoint text;
 -- Since when the actions of this saga are gone.
@@ -48,5 +50,6 @@ def downgrade() -> None:
     op.get_bind().exec_driver_sql(
         "DROP TABLE airflow_saga.savepoint; ALTER TABLE airflow_saga.saga DROP COLUMN pruned_at; "
         "ALTER TABLE airflow_saga.undo_scope DROP COLUMN checkpoint; "
-        "ALTER TABLE airflow_saga.step DROP COLUMN checkpoint_seq; ALTER TABLE airflow_saga.action DROP COLUMN kept"
+        "ALTER TABLE airflow_saga.step DROP COLUMN checkpoint_seq, DROP COLUMN removed; "
+        "ALTER TABLE airflow_saga.action DROP COLUMN kept"
     )
