@@ -17,6 +17,8 @@ BENCHES: dict[str, Callable[[Address, Report], None]] = {
     "action_overhead_10000": single.action_overhead_10000,
     "undo_overhead": single.undo_overhead,
     "resume_1000": single.resume_1000,
+    "resume_10000": single.resume_10000,
+    "checkpoint_10000": single.checkpoint_10000,
     "cancel_seen": cancels.cancel_seen,
     "cancel_seen_polling": cancels.cancel_seen_polling,
     "cancel_linear": cancels.cancel_linear,
