@@ -24,14 +24,12 @@ from airflow_saga.operators.compensation import (
     PLAN_TASK,
     REVIEW_TASK,
     SETTLE_TASK,
-    IndexesOperator,
     PlanOperator,
-    UndoOperator,
 )
-from airflow_saga.operators.gone import GoneOperator
 from airflow_saga.operators.reconcile import ReconcileOperator
 from airflow_saga.operators.review import OPTIONS
 from airflow_saga.operators.settlement import SettleOperator
+from airflow_saga.operators.undo import GoneOperator, IndexesOperator, UndoOperator
 
 SAGA_TAG = "saga"
 COMPENSATION_TAG = "saga-compensation"
@@ -164,7 +162,7 @@ def _wire(dag: DAG, steps: dict[str, Any], notifiers: list[Any]) -> None:
     heads: dict[str, Any] = {}
     tails: dict[str, Any] = {}
     for task_id in steps:
-        heads[task_id], tails[task_id] = _undo_tasks(task_id, mapped[task_id])
+        heads[task_id], tails[task_id] = _undo_tasks(task_id, mapped)
     settle = SettleOperator(task_id=SETTLE_TASK, saga_dag_id=dag.dag_id, notifiers=notifiers, **_PATIENT)
     review = ReviewOperator.partial(
         task_id=REVIEW_TASK,
@@ -191,14 +189,14 @@ def _wire(dag: DAG, steps: dict[str, Any], notifiers: list[Any]) -> None:
     settle >> apply
 
 
-def _undo_tasks(task_id: str, mapped: bool) -> tuple[Any, Any]:
+def _undo_tasks(task_id: str, mapped: dict[str, bool]) -> tuple[Any, Any]:
     """The first and the last task that undo a step: one, or two where the step has many instances."""
     undo_id = f"{UNDO_TASK_PREFIX}{task_id}"
-    if not mapped:
-        undo = UndoOperator(task_id=undo_id, step_task_id=task_id, **_PATIENT)
+    if not mapped[task_id]:
+        undo = UndoOperator(task_id=undo_id, step_task_id=task_id, steps=mapped, **_PATIENT)
         return undo, undo
     indexes = IndexesOperator(task_id=f"{undo_id}.indexes", step_task_id=task_id, **_PATIENT)
-    undo = UndoOperator.partial(task_id=undo_id, step_task_id=task_id, **_PATIENT).expand(
+    undo = UndoOperator.partial(task_id=undo_id, step_task_id=task_id, steps=mapped, **_PATIENT).expand(
         indexes=indexes.output
     )
     return indexes, undo

@@ -1,4 +1,6 @@
-"""The tasks of ``<dag_id>__compensation``: plan, undo.<task>, settle, review, apply.
+"""The tasks of ``<dag_id>__compensation``: plan, undo_gone, undo.<task>, settle, review, apply.
+
+Here: ``plan``, and what all of them share.
 
 They carry nothing from one to the next but the request's uuid: what is to be done, and what was done, is asked of the
 log at each turn. So each of them may be killed, retried or cleared at any point.
@@ -16,20 +18,15 @@ from uuid import UUID
 import psycopg
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import (
-    AirflowException,
     AirflowFailException,
     AirflowRescheduleException,
-    AirflowSkipException,
 )
 
-from airflow_saga.core import errors
 from airflow_saga.core.identity import request_uuid_of
 from airflow_saga.core.records import RequestRow
-from airflow_saga.core.secret import set_secret_resolver
 from airflow_saga.core.states import Cause, RequestState
 from airflow_saga.platform import SupervisorPlatform, reschedule_date
-from airflow_saga.runtime.undo import StepUndo
-from airflow_saga.settings import Settings, resolve_secret, secrets_of_this_process, store_address
+from airflow_saga.settings import Settings, store_address
 from airflow_saga.store import migrate
 from airflow_saga.store.freeze import Freeze, FreezeVerbs
 from airflow_saga.store.reader import Reader
@@ -180,83 +177,6 @@ def planned_request(context: Any) -> UUID | None:
             "the plan of this undo failed, so nothing was undone; see its log, then clear it"
         )
     return UUID(planned["request"]) if planned["request"] else None
-
-
-class UndoOperator(BaseOperator):
-    """Undo one step (or some indexes of a mapped one) action by action, newest first.
-
-    :param step_task_id: the task of the saga DAG that is undone.
-    :param indexes: map indexes; None for a task that is not mapped.
-    """
-
-    ui_color = "#f6dfd6"
-
-    def __init__(self, *, step_task_id: str, indexes: Sequence[int] | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.step_task_id = step_task_id
-        self.indexes = indexes
-        self._undo: StepUndo | None = None
-
-    template_fields: Sequence[str] = ("indexes",)
-
-    def execute(self, context: Any) -> dict[str, Any]:
-        request_uuid = planned_request(context)
-        if request_uuid is None:
-            raise AirflowSkipException("this run carries out no undo")
-        done = {"compensated": 0, "standing": 0}
-        for index in [-1] if self.indexes is None else self.indexes:
-            report = undo_step(self, context, request_uuid, self.step_task_id, int(index))
-            done["compensated"] += report.compensated
-            done["standing"] += report.standing
-        return done
-
-    def on_kill(self) -> None:
-        if self._undo is not None:
-            self._undo.request_kill()
-
-
-def undo_step(operator: Any, context: Any, request_uuid: UUID, task_id: str, map_index: int) -> Any:
-    """One attempt to undo one step, its errors said in Airflow's terms."""
-    set_secret_resolver(resolve_secret)
-    undo = StepUndo(
-        store_address(),
-        request_uuid,
-        context["dag_run"].run_id,
-        task_id,
-        map_index,
-        Settings.load().limits(),
-        secrets_of_this_process(),
-    )
-    operator._undo = undo
-    try:
-        return undo.run()
-    except errors.UndoFencedError as fenced:
-        raise AirflowFailException(str(fenced)) from fenced
-    except errors.StepInterrupted as stop:
-        raise AirflowException(f"{stop}; the next try goes on where this one stopped") from stop
-    finally:
-        operator._undo = None
-
-
-class IndexesOperator(BaseOperator):
-    """Which indexes of a mapped step have something to undo, in as many groups as there will be instances."""
-
-    ui_color = "#f3ead9"
-
-    def __init__(self, *, step_task_id: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.step_task_id = step_task_id
-
-    def execute(self, context: Any) -> list[list[int]]:
-        request_uuid = planned_request(context)
-        if request_uuid is None:
-            return []
-        with open_store() as connection:
-            request = Reader(connection).request(request_uuid)
-            assert request is not None
-            indexes = Reader(connection).indexes_to_undo(request, self.step_task_id)
-        size = -(-len(indexes) // MOST_MAPPED) or 1
-        return [indexes[start : start + size] for start in range(0, len(indexes), size)]
 
 
 def tell_once(notifiers: Sequence[Any], context: Any, request_id: int, kind: str) -> None:

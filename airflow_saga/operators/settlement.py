@@ -24,9 +24,9 @@ from airflow_saga.operators.compensation import (
     planned_request,
     tell_once,
     tell_stuck,
-    undo_step,
 )
 from airflow_saga.operators.review import question_of
+from airflow_saga.operators.undo import undo_step
 from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.settle import Settled, SettleVerbs

@@ -25,6 +25,10 @@ def three_with_savepoint(saga: Any, name: str) -> list[str]:
     return [first, *(act(kind)["kind"] for kind in KINDS[1:])]
 
 
+def five_bookings(saga: Any) -> None:
+    deeds.five_bookings(saga)
+
+
 def these(saga: Any, name: str, *kinds: str) -> list[str]:
     act = getattr(deeds, name)
     return [act(kind)["kind"] for kind in kinds]

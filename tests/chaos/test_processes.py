@@ -336,3 +336,33 @@ def test_c77_no_session_lock_is_taken_through_a_pooler_and_two_never_hold_a_step
         assert child.output == list(THREE), child.log
         assert not overlaps(world.calls())
         assert all(books["landed"] == 1 for by in world.net().keys.values() for books in by.values())
+
+
+@pytest.mark.parametrize("grace_seconds", [0.0, 1.0, 5.0])
+def test_c83_what_a_grace_period_cuts_off_is_finished_by_the_next_process(
+    playground: Playground, grace_seconds: float
+) -> None:
+    """SIGTERM in the middle of an undo, and SIGKILL before it is done with its five actions."""
+    lab, world = playground.lab, playground.world
+    playground.step("five_bookings").wait()
+    request = playground.ask_undo()
+    assert playground.start("freeze", request_uuid=str(request)).output == "frozen"
+    world.tell("hold", verb="undo", skip=1, times=1)
+    first = playground.undo(request)
+    world.await_received("*", 2, verb="undo")
+    first.kill(signal.SIGTERM)
+    time.sleep(grace_seconds)  # it is what is tested
+    if not first.over:
+        first.kill()
+    first.wait()
+    for row in world.undo_calls():
+        if row["answered_seq"] is None:
+            world.release(row["kind"], key=row["key"])
+    assert playground.undo(request).ended == "well"
+    assert playground.start("settle", request_uuid=str(request)).output
+    assert lab.saga_state() == "CANCELLED"
+    assert world.net().total == 0
+    for keys in world.net().keys.values():
+        for books in keys.values():
+            assert (books["landed"], books["undone"]) == (1, 1)
+            assert len(books["undo_keys"]) == 1
