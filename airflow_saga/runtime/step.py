@@ -152,6 +152,7 @@ class StepRun:
             if not listening and attached.saga is not None:
                 signals.listen(connection, attached.saga.saga_id)
                 listening = True
+                verbs.note_wait(self.attempt, attached)
                 log.info("%s; waiting in this slot for up to %.0f s", attached.decision.message, left)
             signals.wait(connection, min(left, 1.0))
 

@@ -81,6 +81,14 @@ class AttachVerbs:
             taken = self._take(attempt, saga, step, decision)
             return replace(taken, request=self._undo_removed(attempt, saga, request))
 
+    @retried
+    def note_wait(self, attempt: Attempt, attached: Attached) -> None:
+        """For the timeline: this attempt waits for an undo, and why."""
+        assert attached.saga is not None
+        step_id = attached.step.step_id if attached.step is not None else None
+        detail = f"{attempt.step_label}, try {attempt.try_number}: {attached.decision.message}"
+        note(self.connection, "step waits", "airflow", detail, saga_id=attached.saga.saga_id, step_id=step_id)
+
     def _is_live(self, step: StepRow) -> bool:
         return bool((first(self.connection, Q.lease_is_live, {"step_id": step.step_id}) or {}).get("live"))
 
@@ -203,7 +211,8 @@ class AttachVerbs:
             self.connection,
             f"step {decision.go}",
             "airflow",
-            f"{attempt.step_label}, try {attempt.try_number}, generation {taken.generation}, fence {taken.fence}",
+            f"{attempt.step_label}, try {attempt.try_number}, generation {taken.generation}, fence {taken.fence}"
+            + (f", DAG version {attempt.dag_version}" if attempt.dag_version else ""),
             saga_id=saga.saga_id,
             step_id=taken.step_id,
         )

@@ -35,6 +35,10 @@ def test_finished_steps_that_are_cleared_are_undone_in_reverse_and_done_again(sc
     assert (trip.net.of("flights"), trip.net.of("hotels"), len(trip.calls())) == (1, 1, 4)
     assert {request.state for request in view.requests} == {"SETTLED"}
     assert {request.cause for request in view.requests} == {"redo"}
+    times = {event["what"]: event["at"] for event in reversed(view.events)}
+    seconds = (times["undo frozen"] - times["undo asked for"]).total_seconds()
+    print(f"the undo began {seconds:.1f} s after the cleared step")
+    assert seconds < 15
 
 
 def test_finished_step_that_is_cleared_alone_is_refused_and_names_the_later_one(scene: Scene) -> None:

@@ -271,6 +271,19 @@ def test_retry_resumes(scene: Scene, calls: list[str], end: End) -> None:
     must_end(trip.start(a=["flights"], b=calls), end, {})
 
 
+def test_finished_step_whose_report_is_lost_gives_back_what_it_had(scene: Scene) -> None:
+    trip = scene.trip("report_lost").start(a=["flights"])
+    trip.wait(
+        lambda: [step.state for step in trip.view.steps] == ["SUCCEEDED"] * 2, SOON, "step b has finished"
+    )
+
+    trip.process("b").kill()
+
+    must_end(trip, DONE_ONCE, {"b": 1})
+    assert trip.airflow.xcom(trip.dag_id, trip.run_id, "b") == trip.calls("hotels")[0]["id"]
+    assert trip.step("b").generation == 1
+
+
 def test_mapping_that_changed_is_undone_where_it_changed(scene: Scene) -> None:
     """An index whose item is another one now, and one that is no more: both are undone, the others are redone."""
     trip = _mapped(scene, ["x", "y", "z"])

@@ -249,3 +249,23 @@ def test_a_body_that_swallows_it_does_not_end_well(lab: Lab) -> None:
     lab.fails(swallows, SagaDivergedError, try_number=2)
     assert lab.step_state() == "STOPPED"
     assert lab.world.calls("cars") == []
+
+
+@action(name="versioned", compensate=deeds.unbook)
+def first_edition(kind: str) -> str:
+    return f"booked {kind}"
+
+
+@action(name="versioned", version=2, compensate=deeds.unbook, compensations={1: deeds.unbook})
+def second_edition(kind: str) -> str:
+    pytest.fail("it was called")
+
+
+def test_another_version_of_an_action_is_another_action(lab: Lab) -> None:
+    def first(saga: Any) -> None:
+        first_edition("flights")
+        raise Interrupted
+
+    lab.fails(first, Interrupted)
+    problem = lab.fails(lambda saga: second_edition("flights"), SagaDivergedError, try_number=2)
+    assert "versioned" in str(problem)

@@ -5,6 +5,7 @@ What failed keeps its effects, so that the test alone decides what becomes of th
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from airflow.sdk import Variable, task
 from trips.actions import flights, hotels
 from trips.script import act
 
-from airflow_saga import Saga, SagaDAG
+from airflow_saga import Saga, SagaDAG, SagaOperator
 
 
 @task
@@ -34,8 +35,27 @@ def line(dag_id: str, **last: Any) -> None:
         )
 
 
+class LosesItsReport(SagaOperator):
+    """In its first try it ends well, and never comes to say so."""
+
+    def execute(self, context: Any) -> Any:
+        output = super().execute(context)
+        if context["ti"].try_number == 1:
+            time.sleep(600)
+        return output
+
+
+def book_hotels(dag_run: Any = None) -> str:
+    return str(hotels(dag_run.conf["trip"])["id"])
+
+
 line("cleared")
 line("cleared_retried", retries=1, retry_delay=timedelta(seconds=1))
+
+with SagaDAG("report_lost", schedule=None, on_failure="keep"):
+    step.override(task_id="a")("a") >> LosesItsReport(
+        task_id="b", python_callable=book_hotels, retries=1, retry_delay=timedelta(seconds=1)
+    )
 
 with SagaDAG("remapped", schedule=None, on_failure="keep"):
 
