@@ -219,11 +219,12 @@ class AttachVerbs:
         return Attached(decision, saga, taken, recorded)
 
     def _goes_on_from_a_part(self, step: StepRow) -> bool:
-        """The undo has kept what stands before the place it went back to, in a generation that nobody has begun yet."""
+        """The undo has kept what stands before the place it went back to, or at least the checkpoint of that place, in
+        a generation that nobody has begun yet."""
         key = {"step_id": step.step_id, "generation": step.generation}
         kept = (first(self.connection, Q.goes_on_from_a_part, key) or {})["kept"]
         self.connection.execute(Q.let_go_of_kept, {"step_id": step.step_id})
-        return bool(kept)
+        return bool(kept) or step.checkpoint is not None
 
     def _sweep(self, attempt: Attempt, step: StepRow, *, anew: bool) -> tuple[RecordedCall, ...]:
         """What the attempt before left open is in doubt, and a clear grants new tries; what there is to resume with."""
@@ -259,7 +260,11 @@ class AttachVerbs:
             return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
         saga, request = self._enter(attempt, saga, request)
         # Other indexes that are cleared as well would each ask for an undo of its own, one after the other.
-        siblings = [other for other in steps if other.task_id == step.task_id and other.label in cleared]
+        siblings = [
+            other
+            for other in steps
+            if other.task_id == step.task_id and other.state == StepState.SUCCEEDED and other.label in cleared
+        ]
         with_it = (
             [other for other in later if other.label in cleared] + siblings + self._removed(attempt, steps)
         )

@@ -175,6 +175,8 @@ class FreezeVerbs:
             self.connection.execute(Q.cut_step, place)
             self.connection.execute(Q.carry_savepoints, place)
         goes_on = request.cause in GOES_ON
+        if cut.from_seq == 0 and not goes_on:
+            self.connection.execute(Q.forget_checkpoint, {"step_id": step.step_id})
         reset = {"step_id": step.step_id, "goes_on": goes_on, "from_seq": cut.from_seq}
         self.connection.execute(Q.reset_for_undo, reset)
         scope = {"request_id": request.request_id, "step_id": step.step_id, "from_seq": 0}

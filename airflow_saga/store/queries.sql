@@ -430,6 +430,10 @@ WITH cut AS (
 UPDATE airflow_saga.action a SET generation = cut.generation FROM cut
 WHERE a.step_id = cut.step_id AND a.generation = cut.generation - 1 AND a.seq < %(from_seq)s;
 
+-- name: forget_checkpoint
+-- What it tells of is undone.
+UPDATE airflow_saga.step SET checkpoint = NULL, checkpoint_seq = 0 WHERE step_id = %(step_id)s;
+
 -- name: goes_on_from_a_part
 SELECT EXISTS (SELECT 1 FROM airflow_saga.action
                WHERE step_id = %(step_id)s AND generation = %(generation)s AND kept) AS kept;

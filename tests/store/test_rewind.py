@@ -91,6 +91,24 @@ def test_a_whole_undo_after_it_takes_what_had_been_kept_too(each_scene: Scene) -
     assert each_scene.states() == {1: "COMPENSATED", 2: "COMPENSATED"}
 
 
+def test_a_place_before_any_action_keeps_its_checkpoint(scene: Scene) -> None:
+    step = scene.attach("flight")
+    savepoint(scene, step, 1, checkpoint='"read"')
+    scene.finish(scene.act(step, 1))
+    scene.undone("flight", request=rewind(scene).request)
+    resumed = scene.attach("flight", **CLEARED)
+    assert (resumed.generation, resumed.checkpoint) == (2, '"read"')
+
+
+def test_a_whole_undo_forgets_the_checkpoint(scene: Scene) -> None:
+    step = scene.act(scene.attach("flight"), 1)
+    scene.steps.heartbeat_if_held(step, 15, Checkpoint('"one"', 2))
+    scene.steps.stop_if_held(step)
+    scene.undone("flight", request=scene.cancel())
+    again = scene.attach("flight", **CLEARED)
+    assert (again.generation, again.checkpoint) == (2, None)
+
+
 def test_the_same_place_can_be_gone_back_to_again(scene: Scene) -> None:
     finished_with_savepoint(scene)
     scene.undone("flight", request=rewind(scene).request)
