@@ -77,30 +77,20 @@ class RewindVerbs:
         :raises UnknownSagaError: there is no such saga.
         :raises VerbRefusedError: there is no such place, or the saga cannot go back now; says why and what to do.
         """
+        where = f"{dag_id} / {run_id}"
         with self.connection.transaction():
             saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
             if saga is None:
-                raise UnknownSagaError(f"there is no saga {dag_id} / {run_id}")
-            where = f"{dag_id} / {run_id}"
+                raise UnknownSagaError(f"there is no saga {where}")
             if saga.pruned_at is not None:
                 raise VerbRefusedError(f"{where}: {pruned(saga)}")
             if saga.state not in _REWINDABLE:
                 raise VerbRefusedError(f"{where} is {saga.state}: it cannot go back to a save-point")
             steps = many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga.saga_id})
             step, place = self._place(where, saga, steps, to)
-            request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
-            if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
-                withdraw(self.connection, request, f"{actor} goes back to save-point {place['name']} instead")
-                request = None
-            if request is not None and request.state == RequestState.FROZEN:
-                raise VerbRefusedError(
-                    f"{where}: undo {request.number} ({request.cause}, asked for by {request.actor}) is under way; "
-                    f"wait for its end, then go back"
-                )
             later = [other for other in steps if comes_after(other, step)]
             request = self._ask(
                 saga,
-                request,
                 {step.step_id: place["seq"], **{other.step_id: 0 for other in later}},
                 cause=Cause.REWIND,
                 actor=actor,
@@ -139,13 +129,24 @@ class RewindVerbs:
             )
         return step, found[0]
 
-    def _ask(
-        self, saga: SagaRow, request: RequestRow | None, scope: dict[int, int], **ask: Any
-    ) -> RequestRow:
+    def _ask(self, saga: SagaRow, scope: dict[int, int], *, actor: str, **ask: Any) -> RequestRow:
+        """Ask for this undo, or join the one that is asked for; the policy's hint gives way to it.
+
+        :raises VerbRefusedError: another undo is under way.
+        """
+        request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
+        if request is not None and request.state == RequestState.FROZEN:
+            raise VerbRefusedError(
+                f"{saga.dag_id} / {saga.run_id}: undo {request.number} ({request.cause}, asked for by {request.actor}) "
+                f"is under way; wait for its end"
+            )
+        if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
+            withdraw(self.connection, request, f"{actor} goes back a part of the way instead")
+            request = None
         if request is not None:
-            request = widen_request(self.connection, request, scope=scope, **ask)
+            request = widen_request(self.connection, request, scope=scope, actor=actor, **ask)
         else:
-            request = insert_request(self.connection, saga, scope=scope, **ask)
+            request = insert_request(self.connection, saga, scope=scope, actor=actor, **ask)
         wake(self.connection, saga.saga_id, "undo")
         return request
 
@@ -168,14 +169,6 @@ class RewindVerbs:
                 raise VerbRefusedError(
                     f"later steps used what it did: {', '.join(stands)}. Clear them and this task together"
                 )
-            request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
-            if request is not None and request.state == RequestState.FROZEN:
-                raise VerbRefusedError(
-                    f"undo {request.number} of this saga is under way; clear the task after it"
-                )
-            if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
-                withdraw(self.connection, request, f"{step.label} goes back a part of its way instead")
-                request = None
             note(
                 self.connection,
                 "step diverged",
@@ -190,7 +183,7 @@ class RewindVerbs:
                 "reason": f"{step.label} asked for another action than the recorded one",
                 "clear_number": saga.clear_number,
             }
-            return self._ask(saga, request, {step.step_id: from_seq}, **ask)
+            return self._ask(saga, {step.step_id: from_seq}, **ask)
 
     def _acted(self, step: StepRow) -> bool:
         found = first(self.connection, Q.step_has_residual, {"step_id": step.step_id})
