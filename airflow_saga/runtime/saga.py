@@ -79,8 +79,9 @@ class Saga:
     def resume_from(self, default: Any = None) -> Any:
         """The newest checkpoint of an earlier attempt, or ``default``; the body goes on from there.
 
-        So the actions that were called before that checkpoint are not asked for again. A body that only looks at
-        :attr:`restored` asks for all of them, and gets their recorded results.
+        So the actions that were called before that checkpoint are not asked for again, and what READ_ONLY ones had said
+        then is forgotten: keep in the checkpoint what the body needs of it. A body that only looks at :attr:`restored`
+        asks for all of them, and gets their recorded results.
 
         :raises RuntimeError: the body has called an action already: the place to go on from lies behind it.
         """

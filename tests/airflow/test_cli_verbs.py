@@ -405,3 +405,18 @@ def test_prune_keeps_for_as_long_as_it_is_told(scene: Scene, airflow_saga_cli: C
     assert data_of(airflow_saga_cli, "prune", "--yes")["deleted_actions"] == 0
     assert data_of(airflow_saga_cli, "prune", "--yes", "--retention-days", 9)["deleted_actions"] == 1
     assert airflow_saga_cli("prune", "--yes", "--retention-days", -1).code == 2
+
+
+def test_c21_an_undo_that_airflow_does_not_start_is_said_to_wait(
+    scene: Scene, airflow_saga_cli: Command
+) -> None:
+    scene.stopped("flight", 1)
+    scene.cancel(reason="wrong date")
+    calm = airflow_saga_cli("show", *scene.run)
+    assert "nobody does it" not in calm.out
+    scene.time_passes(301)
+    (row,) = data_of(airflow_saga_cli, "list", "--dag-id", scene.dag_id)
+    assert "not carried out" in row["needs"]
+    shown = airflow_saga_cli("show", *scene.run)
+    assert "and nobody does it: is book_trip__compensation paused?" in shown.out
+    assert "airflow dags unpause book_trip__compensation" in shown.out

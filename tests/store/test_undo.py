@@ -209,3 +209,21 @@ def test_the_fresh_row_comes_with_the_clock_of_the_database(scene: Scene) -> Non
     row, now = scene.undos.read_action(scene.action().action_id)
     assert row == scene.action()
     assert abs((now - scene.request.frozen_at).total_seconds()) < 60  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_a_thousand_indexes_are_undone_one_by_one(scene: Scene) -> None:
+    for index in range(1000):
+        scene.finish(scene.act(scene.attach("flight", map_index=index), 1))
+    request = scene.freeze(scene.ask())
+    assert scene.reader.indexes_to_undo(request, "flight") == list(range(1000))
+    for index in range(1000):
+        attached = scene.undos.attach_undo_if_in_order(
+            request.request_uuid, "flight", index, UNDO_RUN, lease_seconds=15, host="h", pid=1
+        )
+        assert attached is not None
+        (row,) = attached.open_actions
+        scene.compensate(attached, row)
+    settled = scene.settle()
+    assert settled is not None
+    assert (settled.saga.state, settled.residual) == ("CANCELLED", ())
