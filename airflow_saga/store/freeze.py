@@ -168,15 +168,14 @@ class FreezeVerbs:
     def _seize(self, step: StepRow, request: RequestRow, cut: Cut) -> None:
         if step.state not in _SEIZABLE:
             raise StoreError(f"{step.label} is {step.state} though no other undo is open: this is a bug")
-        self.connection.execute(Q.seize_step, {"step_id": step.step_id})
+        goes_on = request.cause in GOES_ON
+        whole = cut.from_seq == 0 and not goes_on
+        self.connection.execute(Q.seize_step, {"step_id": step.step_id, "whole": whole})
         self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
         if cut.from_seq > 0:
             place = {"step_id": step.step_id, **cut._asdict()}
             self.connection.execute(Q.cut_step, place)
             self.connection.execute(Q.carry_savepoints, place)
-        goes_on = request.cause in GOES_ON
-        if cut.from_seq == 0 and not goes_on:
-            self.connection.execute(Q.forget_checkpoint, {"step_id": step.step_id})
         reset = {"step_id": step.step_id, "goes_on": goes_on, "from_seq": cut.from_seq}
         self.connection.execute(Q.reset_for_undo, reset)
         scope = {"request_id": request.request_id, "step_id": step.step_id, "from_seq": 0}

@@ -402,8 +402,11 @@ SELECT clock_timestamp() AS now;
 SELECT * FROM airflow_saga.action WHERE action_id = %(action_id)s;
 
 -- name: seize_step
+-- What is undone as a whole has no checkpoint to go on from.
 UPDATE airflow_saga.step
-SET state = 'UNDOING', fence = fence + 1, lease_until = NULL, changed_at = clock_timestamp()
+SET state = 'UNDOING', fence = fence + 1, lease_until = NULL, changed_at = clock_timestamp(),
+    checkpoint = CASE WHEN NOT %(whole)s THEN checkpoint END,
+    checkpoint_seq = CASE WHEN %(whole)s THEN 0 ELSE checkpoint_seq END
 WHERE step_id = %(step_id)s;
 
 -- name: reset_for_undo
@@ -429,10 +432,6 @@ WITH cut AS (
 )
 UPDATE airflow_saga.action a SET generation = cut.generation FROM cut
 WHERE a.step_id = cut.step_id AND a.generation = cut.generation - 1 AND a.seq < %(from_seq)s;
-
--- name: forget_checkpoint
--- What it tells of is undone.
-UPDATE airflow_saga.step SET checkpoint = NULL, checkpoint_seq = 0 WHERE step_id = %(step_id)s;
 
 -- name: goes_on_from_a_part
 SELECT EXISTS (SELECT 1 FROM airflow_saga.action

@@ -469,6 +469,7 @@ class Storm:
         self.scene.runs.mark_step_if_running(*self.scene.run, "car", -1)
 
     def do_hold(self) -> None:
+        self.scene.runs.fail_and_hint(*self.scene.run, cause="failure", clear_number=99)
         self.scene.sweeps.hold_if_mass_outage(causes=["failure"], threshold=0, window_seconds=60)
         self.scene.requests.release(*self.scene.run, actor="ann")
 
