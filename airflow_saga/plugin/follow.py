@@ -19,6 +19,7 @@ from airflow_saga.core.errors import StoreNotConfiguredError, StoreNotMigratedEr
 from airflow_saga.core.states import Cause, RequestState, SagaState
 from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.plugin.events import SAGA_TAG, Event, What
+from airflow_saga.runtime.removed import undo_removed
 from airflow_saga.settings import forget_addresses, store_address
 from airflow_saga.store.connect import first_line
 from airflow_saga.store.decision import Decision
@@ -122,6 +123,9 @@ class Follower:
             return True
         if event.what is What.RUN_SUCCEEDED:
             if run.state == "success":
+                gone = undo_removed(reader, runs, saga, run.clear_number, metadata.task_state)
+                if gone is not None:
+                    _start_undo(requests, gone, event)
                 runs.complete_if_over(event.dag_id, event.run_id)
             return run.state != "running"
         if run.state == "failed":

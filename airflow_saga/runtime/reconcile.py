@@ -16,6 +16,7 @@ import psycopg
 from airflow_saga.core.records import SagaRow
 from airflow_saga.core.states import Cause, SagaState
 from airflow_saga.runtime.ports import Limits, RunPlatform
+from airflow_saga.runtime.removed import undo_removed
 from airflow_saga.store.decision import Decision
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
@@ -124,6 +125,7 @@ class Reconciler:
         state = self.platform.run_state(saga.dag_id, saga.run_id)
         clear_number = self.platform.run_clear_number(saga.dag_id, saga.run_id)
         if state == "success" and saga.state != SagaState.FAILED:
+            undo_removed(self.reader, self.runs, saga, clear_number, self.platform.task_state)
             report.completed += self.runs.complete_if_over(saga.dag_id, saga.run_id) == SagaState.COMPLETED
         elif state == "failed":
             decision = self._read_failed(saga, clear_number)

@@ -5,10 +5,12 @@ Listeners tell of it at once and the reconciler later, so each says whether it s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psycopg
 
 from airflow_saga.core.records import RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import NO_POLICY_CAUSES, RequestState, SagaState, StepState
+from airflow_saga.core.states import NO_POLICY_CAUSES, Cause, RequestState, SagaState, StepState
 from airflow_saga.store.connect import retried
 from airflow_saga.store.decision import Decision, Verdict
 from airflow_saga.store.queries import Q
@@ -54,6 +56,30 @@ class RunVerbs:
                 return SagaState.FAILED
             move_saga(self.connection, saga, SagaState.COMPLETED)
             return SagaState.COMPLETED
+
+    @retried
+    def undo_removed(self, dag_id: str, run_id: str, step_ids: Sequence[int]) -> Decision | None:
+        """These indexes are no more: ask for their undo, unless another is asked for (then the next reading does)."""
+        with self.connection.transaction():
+            saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
+            open_states = (SagaState.RUNNING, SagaState.COMPLETED)
+            if saga is None or saga.state not in open_states or saga.pruned_at is not None:
+                return None
+            if one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id}) is not None:
+                return None
+            self.connection.execute(Q.note_removed, {"step_ids": list(step_ids)})
+            request = insert_request(
+                self.connection,
+                saga,
+                scope=dict.fromkeys(step_ids, 0),
+                cause=Cause.REDO,
+                actor="airflow",
+                reason="the mapping has become shorter",
+                clear_number=saga.clear_number,
+            )
+            wake(self.connection, saga.saga_id, "undo")
+            message = f"{dag_id} / {run_id}: {len(step_ids)} indexes are no more and will be undone"
+            return Decision(Verdict.CANCELLING, message, saga, request)
 
     @retried
     def fail_and_hint(

@@ -298,6 +298,19 @@ def test_mapping_that_changed_is_undone_where_it_changed(scene: Scene) -> None:
     assert [trip.step("flight", index).state for index in range(3)] == ["SUCCEEDED", "SUCCEEDED", "UNDONE"]
 
 
+def test_mapping_that_became_empty_is_undone(scene: Scene) -> None:
+    trip = _mapped(scene, ["x", "y"])
+    trip.wait_saga("COMPLETED")
+    scene.airflow.request("PATCH", f"/variables/{trip.run_id}", _items(trip, []))
+
+    trip.airflow.clear(trip.dag_id, trip.run_id, ["items"], downstream=True)
+
+    trip.wait(lambda: len(trip.undo_calls()) == 2, 3 * SOON, "both indexes are undone")
+    trip.wait(lambda: {step.state for step in trip.view.steps} == {"UNDONE"}, SOON, "the undo has ended")
+    assert (trip.net.total, trip.wait_run()) == (0, "success")
+    trip.wait_saga("COMPLETED")
+
+
 def test_mapped_step_resumes_only_for_the_same_item(scene: Scene) -> None:
     trip = _mapped(scene, ["x", "fail y"])
     assert trip.wait_run() == "failed"

@@ -376,3 +376,26 @@ def restarts(kind: str, *, key: str) -> Any:
     booking = deeds._book(kind, "", key)
     _SERVERS[0].restart("fast")
     return booking
+
+
+def test_indexes_that_are_no_more_after_a_clear_are_undone_and_the_run_completes(own_lab: Lab) -> None:
+    lab = own_lab
+    for index in (0, 1):
+        lab.step(lambda saga: deeds.book("flights")["kind"], map_index=index)
+    place = RunPlace(run="success", task="removed", clear_number=1)
+    lab.reconcile(place)
+    (request,) = lab.view().requests
+    assert place.triggered == [request.request_uuid]
+    lab.reconcile(place)
+    assert len(lab.view().requests) == 1
+    lab.carry_out(request.request_uuid)
+    assert lab.world.net().total == 0
+    lab.reconcile(place)
+    assert lab.saga_state() == "COMPLETED"
+
+
+def test_a_run_that_was_never_cleared_is_asked_nothing_about_its_indexes(own_lab: Lab) -> None:
+    lab = own_lab
+    lab.step(lambda saga: deeds.book("flights")["kind"], map_index=0)
+    lab.reconcile(RunPlace(run="success", task="removed"))
+    assert (lab.saga_state(), lab.view().requests) == ("COMPLETED", ())
