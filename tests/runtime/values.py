@@ -168,7 +168,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, pydantic.BaseModel):
         return same(one.__getstate__(), other.__getstate__())
     if dataclasses.is_dataclass(one) and not hasattr(one, "__slots__"):
-        return same(vars(one), vars(other))
+        return same(*({**vars(each), "__orig_class__": None} for each in (one, other)))
     if dataclasses.is_dataclass(one):
         return all(
             same(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)
