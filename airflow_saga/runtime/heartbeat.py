@@ -71,13 +71,14 @@ class Heartbeat:
 
     def _put_off(self) -> None:
         """A write that finds the saga running has learned what a beat would: until the lease has to be renewed, the
-        next beat is due a whole interval later. One that is due already, after a notification, stays due."""
+        next beat is due a whole interval later. One that is due already, after a notification, stays due; a checkpoint
+        that waits has a date of its own."""
         now = time.monotonic()
-        if now < self.due_at and not self.has_checkpoint():
+        if now < self.next_at:
             self.next_at = min(now + self._limits.heartbeat_seconds, self._renew_at)
 
-    def has_checkpoint(self) -> bool:
-        """Whether there is a new one to be kept; the newest is taken."""
+    def _take_checkpoint(self) -> bool:
+        """Whether there is a new one; whoever takes it keeps it at once, since it has no date from now on."""
         self.flush_at = math.inf  # before it is taken: the next one sets it again
         if self.checkpoint is not None:
             self._kept = self.checkpoint() or self._kept
@@ -85,7 +86,7 @@ class Heartbeat:
 
     def keep_checkpoint(self) -> None:
         """The newest checkpoint is committed when this returns, if there is a new one."""
-        if self.has_checkpoint():
+        if self._take_checkpoint():
             self.next_at = DUE
             self.beat_if_due()
 
@@ -103,7 +104,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Renew the lease, keep the newest checkpoint, and learn what the saga wants."""
         step = self._step
-        if self.has_checkpoint():
+        if self._take_checkpoint():
             self.write_outcomes()  # a checkpoint never knows of a call that the log does not
         beat = self._line.verbs.heartbeat_if_held(step, self._limits.lease_seconds, self._kept)
         self._kept = None

@@ -65,6 +65,20 @@ def test_a_checkpoint_is_kept_within_its_time_though_no_heartbeat_is_due(lab: La
     assert lab.step(body, limits=limits).output < 1.0
 
 
+def test_a_checkpoint_behind_a_call_is_kept_within_its_time_too(lab: Lab) -> None:
+    """Writing what the call came to is not a reason to wait for a heartbeat."""
+    limits = dataclasses.replace(LIMITS, heartbeat_seconds=5, lease_seconds=30, flush_seconds=0.3)
+
+    def body(saga: Any) -> float:
+        deeds.book("hotels")
+        saga.checkpoint("booked")
+        began = time.monotonic()
+        wait_until(lambda: lab.view().steps[0].checkpoint == '"booked"', "the checkpoint is committed")
+        return time.monotonic() - began
+
+    assert lab.step(body, limits=limits).output < 1.5
+
+
 def test_so_many_checkpoints_are_kept_at_once(lab: Lab) -> None:
     limits = dataclasses.replace(
         LIMITS, heartbeat_seconds=30, lease_seconds=90, flush_seconds=20, checkpoint_every=10
