@@ -20,7 +20,7 @@ from airflow_saga.core.states import ActionState, Cause, RequestState, SagaState
 from airflow_saga.store import signals
 from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
-from airflow_saga.store.requests import insert_request, widen_request
+from airflow_saga.store.requests import insert_request, undo_removed_indexes, widen_request
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
 from airflow_saga.store.scope import scope_of, withdraw
 
@@ -265,9 +265,10 @@ class AttachVerbs:
             for other in steps
             if other.task_id == step.task_id and other.state == StepState.SUCCEEDED and other.label in cleared
         ]
-        with_it = (
-            [other for other in later if other.label in cleared] + siblings + self._removed(attempt, steps)
-        )
+        removed = self._removed(attempt, steps)
+        if removed:
+            self.connection.execute(Q.note_removed, {"step_ids": [other.step_id for other in removed]})
+        with_it = [*(other for other in later if other.label in cleared), *siblings, *removed]
         scope = {other.step_id: 0 for other in with_it} | {step.step_id: 0}
         ask: dict[str, Any] = {
             "scope": scope,
@@ -284,13 +285,12 @@ class AttachVerbs:
         message = f"{attempt.label}: it was cleared after it had finished; its effects are undone first"
         return Attached(AttachDecision(Go.WAIT, message), saga, step, request=request)
 
-    def _removed(self, attempt: Attempt, steps: list[StepRow]) -> list[StepRow]:
+    @staticmethod
+    def _removed(attempt: Attempt, steps: list[StepRow]) -> list[StepRow]:
         """Indexes of this mapped task that acted and are no more, since the mapping has become shorter."""
         acted = (StepState.SUCCEEDED, StepState.STOPPED)
         of_task = (step for step in steps if step.task_id == attempt.task_id and step.state in acted)
-        found = [step for step in of_task if step.label in attempt.others_removed]
-        self.connection.execute(Q.note_removed, {"step_ids": [step.step_id for step in found]})
-        return found
+        return [step for step in of_task if step.label in attempt.others_removed]
 
     def _undo_removed(self, attempt: Attempt, saga: SagaRow, request: RequestRow | None) -> RequestRow | None:
         """Nobody will run them again, so nobody would ever undo what they did for this run."""
@@ -300,17 +300,8 @@ class AttachVerbs:
         removed = [step for step in self._removed(attempt, steps) if self._stands(step)]
         if not removed or (request is not None and request.state == RequestState.FROZEN):
             return None
-        ask: dict[str, Any] = {
-            "scope": {step.step_id: 0 for step in removed},
-            "cause": Cause.REDO,
-            "actor": "airflow",
-            "reason": f"{', '.join(step.label for step in removed[:5])}: the mapping has become shorter",
-            "clear_number": attempt.clear_number,
-        }
-        wake(self.connection, saga.saga_id, "undo")
-        if request is not None:
-            return widen_request(self.connection, request, **ask)
-        return insert_request(self.connection, saga, **ask)
+        ids = [step.step_id for step in removed]
+        return undo_removed_indexes(self.connection, saga, request, ids, attempt.clear_number)
 
     def _stands(self, step: StepRow) -> bool:
         """It acted, or may be about to: an undo below its feet would break the order."""

@@ -5,7 +5,7 @@ A decision to stop and its undo request are one transaction; who asked first is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -113,6 +113,28 @@ def widen_request(
             connection, "undo widened", actor, detail, saga_id=request.saga_id, request_id=request.request_id
         )
     return widened
+
+
+def undo_removed_indexes(
+    connection: psycopg.Connection,
+    saga: SagaRow,
+    request: RequestRow | None,
+    step_ids: Sequence[int],
+    clear_number: int,
+) -> RequestRow:
+    """Indexes that are no more: nobody runs them again, so nobody else would ever ask for the undo of what they did."""
+    connection.execute(Q.note_removed, {"step_ids": list(step_ids)})
+    ask: dict[str, Any] = {
+        "scope": dict.fromkeys(step_ids, 0),
+        "cause": Cause.REDO,
+        "actor": "airflow",
+        "reason": "the mapping has become shorter",
+        "clear_number": clear_number,
+    }
+    wake(connection, saga.saga_id, "undo")
+    if request is not None:
+        return widen_request(connection, request, **ask)
+    return insert_request(connection, saga, **ask)
 
 
 def drop_stale_wish(

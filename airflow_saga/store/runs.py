@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import psycopg
 
 from airflow_saga.core.records import RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import NO_POLICY_CAUSES, Cause, RequestState, SagaState, StepState
+from airflow_saga.core.states import NO_POLICY_CAUSES, RequestState, SagaState, StepState
 from airflow_saga.store.connect import retried
 from airflow_saga.store.decision import Decision, Verdict
 from airflow_saga.store.queries import Q
-from airflow_saga.store.requests import drop_stale_wish, insert_request
+from airflow_saga.store.requests import drop_stale_wish, insert_request, undo_removed_indexes
 from airflow_saga.store.rows import many, note, one, wake
 from airflow_saga.store.saga import move_saga, open_saga_if_new, steps_with_lease
 
@@ -67,17 +67,7 @@ class RunVerbs:
                 return None
             if one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id}) is not None:
                 return None
-            self.connection.execute(Q.note_removed, {"step_ids": list(step_ids)})
-            request = insert_request(
-                self.connection,
-                saga,
-                scope=dict.fromkeys(step_ids, 0),
-                cause=Cause.REDO,
-                actor="airflow",
-                reason="the mapping has become shorter",
-                clear_number=saga.clear_number,
-            )
-            wake(self.connection, saga.saga_id, "undo")
+            request = undo_removed_indexes(self.connection, saga, None, step_ids, saga.clear_number)
             message = f"{dag_id} / {run_id}: {len(step_ids)} indexes are no more and will be undone"
             return Decision(Verdict.CANCELLING, message, saga, request)
 
