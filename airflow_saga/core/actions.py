@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, overload
 
 from airflow_saga.core.errors import ActionDeclarationError, NotInSagaError
 from airflow_saga.core.identity import ACTION_NAME_LIMIT
@@ -84,12 +84,22 @@ class Action(Generic[P, R]):
     """Its parameters, where all may be given by place or name; None where binding needs the signature's own rules."""
     registered: bool = field(default=True)
     is_async: bool = field(init=False)
+    __signature__: inspect.Signature = field(init=False, repr=False)
+    """What a caller passes: whoever looks at an action as a function (an agent's tool schema) sees no ``key``."""
+
+    closes_on_stop: ClassVar[bool] = False
+    """A decision to stop cuts its calls short at once, instead of letting them end. For READ_ONLY async ones only."""
+    steers: ClassVar[bool] = False
+    """What it says decides which actions come next, so a new one before recorded effects is a divergence."""
+    keeps_refusal: ClassVar[bool] = False
+    """A call that was refused for good (``NotApplied``) is answered with that refusal when it is asked for again."""
 
     def __post_init__(self) -> None:
         self.is_async = inspect.iscoroutinefunction(self.fn)
         functools.update_wrapper(self, self.fn, updated=())
+        self.__signature__ = self.signature
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if _caller is None:
             raise NotInSagaError(
                 f"{self.name} was called outside a saga step, so nothing was called. Call it in the body of a "
@@ -112,6 +122,22 @@ class Action(Generic[P, R]):
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
+
+    def may_replace(self, known: Action[Any, Any]) -> bool:
+        """Whether it is the same declaration, read again."""
+        return known.origin == self.origin
+
+    def left_behind(self, kwargs: Mapping[str, Any]) -> Any:
+        """What a READ_ONLY call that failed or was cut short has come to so far, worth keeping; None: nothing."""
+        return None
+
+    def tries_told(self, kept: Iterable[Any]) -> int:
+        """How many tries failed readings of the same call have used up, by what they left behind."""
+        return 0
+
+    def what_differs(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+        """In a person's words, where the calls of a resumed step part from the log; empty: their parameters tell."""
+        return ""
 
     def __repr__(self) -> str:
         return f"<action {self.name} version {self.version}, {self.effect.value}>"
@@ -154,7 +180,7 @@ class Registry:
     def add(self, action: Action[Any, Any]) -> None:
         """:raises ActionDeclarationError: if another function has that name already, or the alias is taken."""
         known = self._actions.get((action.name, action.version))
-        if known is not None and known.origin != action.origin and not _of_different_dag_files(known, action):
+        if known is not None and not action.may_replace(known) and not _of_different_dag_files(known, action):
             raise ActionDeclarationError(
                 f"action {action.name!r} is declared twice: by {known.origin} and by {action.origin}. Names are how "
                 f'the log finds a compensation; give one of them name="…".'
@@ -247,6 +273,7 @@ def action(  # type: ignore[misc]  # the first overload's **options are these
     compensate_in_doubt: bool = False,
     idempotent: bool = False,
     key_lifetime: timedelta | None = None,
+    kind: type[Action[Any, Any]] = Action,
 ) -> Any:
     """Declare that calls of a function are recorded, and what undoes one.
 
@@ -265,6 +292,7 @@ def action(  # type: ignore[misc]  # the first overload's **options are these
     :param undo_deadline: how long ``Later`` and ``Unavailable`` may go on. Default 24 h.
     :param compensate_in_doubt: the compensation copes with an effect that may never have happened.
     :param idempotent: the service takes the same key for the same effect, within ``key_lifetime``.
+    :param kind: what is made; the kinds of agents' actions are in ``airflow_saga.ai``.
     :raises ActionDeclarationError: at import, naming the action.
     """
 
@@ -289,7 +317,7 @@ def action(  # type: ignore[misc]  # the first overload's **options are these
                 f"action {named!r}: timeout must be positive, settle_after not negative"
             )
         signature = _without_key(function)
-        made: Action[Any, Any] = Action(
+        made: Action[Any, Any] = kind(
             fn=function,
             name=named,
             version=version,

@@ -100,6 +100,15 @@ class SecretNotResolvedError(SagaError):
 class NotApplied(SagaError):
     """Raise this in an action to prove that the outside world did not change: the action is FAILED, not in doubt."""
 
+    final = False
+    """Another try would be told the same."""
+
+
+class RefusedForGood(NotApplied):
+    """A :class:`NotApplied` that another try would only meet again: the call is not tried a second time."""
+
+    final = True
+
 
 class Unavailable(SagaError):
     """Raise this in a compensation while the service is down: costs no try, the action waits.
@@ -151,6 +160,10 @@ def in_doubt_by(problem: BaseException) -> str | None:
 
 class ActionRefusedError(SagaError):
     """The log refused to begin an action for a reason that a retry does not change; nothing was called."""
+
+
+class UndeclaredToolError(SagaError):
+    """An agent wanted to call a tool that nobody said how to undo; it was refused before it ran. Not retried."""
 
 
 class ActionFailedError(NotApplied):

@@ -27,6 +27,9 @@ INTERRUPT = signal.SIGUSR2
 current_action: contextvars.ContextVar[str | None] = contextvars.ContextVar("current_action", default=None)
 """The action (or compensation) whose code is running in this context, if any."""
 
+in_batch: contextvars.ContextVar[bool] = contextvars.ContextVar("in_batch", default=False)
+"""The calls of this context belong to a batch whose order means nothing, whichever of them begins first."""
+
 
 @dataclass(eq=False)
 class RunningCall:

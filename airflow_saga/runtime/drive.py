@@ -312,6 +312,14 @@ async def _run_call_async(op: Perform, journal: Journal) -> Any:
 
     task = asyncio.ensure_future(run())
     call.task = task
+    loop = asyncio.get_running_loop()
+
+    def cut_short() -> None:
+        with suppress(RuntimeError):  # that loop is closed by now
+            loop.call_soon_threadsafe(task.cancel)
+
+    if op.action.closes_on_stop:
+        journal.on_stop(cut_short)
     try:
         journal.calls.enter(call)
         journal.watch(call)
@@ -322,6 +330,9 @@ async def _run_call_async(op: Perform, journal: Journal) -> Any:
         if not journal.calls.leave(call):
             raise ActionTimedOut(call.why) from None
         raise
+    finally:
+        if op.action.closes_on_stop:
+            journal.off_stop(cut_short)
     if not journal.calls.leave(call):
         raise ActionTimedOut(call.why, answered=True, result=result)
     return result

@@ -9,36 +9,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import replace
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from airflow_saga.core.actions import Action
 from airflow_saga.core.errors import (
     ActionFailedError,
     ActionTimedOut,
-    InDoubtError,
     NestedActionError,
     NotApplied,
     NotRegisteredError,
+    RefusedForGood,
     ResultNotStoredError,
     SagaDivergedError,
     ValueNotKeptError,
 )
-from airflow_saga.core.identity import action_key, undo_key
-from airflow_saga.core.records import (
-    ActionRecord,
-    ActionRow,
-    Applied,
-    Intent,
-    Outcome,
-    RecordedCall,
-    SagaRow,
-    StepRow,
-)
+from airflow_saga.core.identity import action_key
+from airflow_saga.core.records import Intent, Outcome, RecordedCall, SagaRow, StepRow
 from airflow_saga.core.states import ActionState, Effect
 from airflow_saga.runtime import codec
-from airflow_saga.runtime.calls import current_action
+from airflow_saga.runtime.calls import current_action, in_batch
+from airflow_saga.runtime.doubt import Call, Doubts, Known, Verdict, recorded_result
 from airflow_saga.runtime.drive import (
     Ask,
     Begin,
@@ -46,7 +36,6 @@ from airflow_saga.runtime.drive import (
     Op,
     Pause,
     Perform,
-    Probe,
     Retry,
     drive,
     drive_async,
@@ -56,7 +45,6 @@ from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.replay import Replay
 from airflow_saga.runtime.secrecy import KnownSecrets
 from airflow_saga.store.late import LateVerbs
-from airflow_saga.store.steps import StepVerbs
 
 
 class _Found(NamedTuple):
@@ -68,25 +56,6 @@ class _Found(NamedTuple):
     row: RecordedCall | None
     seq: int
     alone: bool
-
-
-class _Call(NamedTuple):
-    """One call as the body made it, ready for the log."""
-
-    action: Action[Any, Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    params: dict[str, Any]
-    intent: Intent
-    tries_before: int = 0
-
-    @property
-    def read_only(self) -> bool:
-        return self.action.effect is Effect.READ_ONLY
-
-    def used(self, tries: int) -> int:
-        """How many of its tries count."""
-        return tries - self.tries_before
 
 
 class Recorder:
@@ -107,6 +76,7 @@ class Recorder:
         self.replay = replay
         self.secrets = secrets
         self.limits = limits
+        self.doubts = Doubts(saga, step, replay, secrets, limits)
         self.diverged: SagaDivergedError | None = None
         """The first time that the body asked for another action than the recorded one, whatever it made of that."""
         self._lock = threading.Lock()
@@ -130,8 +100,8 @@ class Recorder:
         alone = self._enter()
         try:
             found = self._look_up(action, args, kwargs, alone)
-            if found.row is not None and found.row.state == ActionState.DONE:
-                return self._replayed(found.row)
+            if found.row is not None and _is_answered(action, found.row):
+                return _answer(found.row)
             return drive(self._tell(action, args, kwargs, found), self)
         finally:
             self._leave()
@@ -142,8 +112,8 @@ class Recorder:
         alone = self._enter()
         try:
             found = self._look_up(action, args, kwargs, alone)
-            if found.row is not None and found.row.state == ActionState.DONE:
-                return self._replayed(found.row)
+            if found.row is not None and _is_answered(action, found.row):
+                return _answer(found.row)
             return await drive_async(self._tell(action, args, kwargs, found), self)
         finally:
             self._leave()
@@ -153,7 +123,7 @@ class Recorder:
         self.journal.check()
         with self._lock:
             self._under_way += 1
-            return self._under_way == 1
+            return self._under_way == 1 and not in_batch.get()
 
     def _leave(self) -> None:
         with self._lock:
@@ -172,11 +142,22 @@ class Recorder:
         text, mark = self._recognised(action, params)
         reads = action.effect is Effect.READ_ONLY
         try:
-            row, seq = self.replay.match(action.name, mark, alone=alone, read_only=reads)
+            row, seq = self.replay.match(
+                action.name, mark, alone=alone, read_only=reads, steers=action.steers
+            )
         except SagaDivergedError as diverged:
+            diverged = self._explained(diverged, action, params)
             self.diverged = self.diverged or diverged
-            raise
+            raise diverged from None
         return _Found(params, text, mark, row, seq, alone)
+
+    def _explained(
+        self, diverged: SagaDivergedError, action: Action[Any, Any], params: dict[str, Any]
+    ) -> SagaDivergedError:
+        """Where the log holds another call of the same action, what differs is said in a person's words."""
+        row = self.replay.next_of(action.name)
+        differs = action.what_differs(codec.decode(row.params), params) if row is not None else ""
+        return SagaDivergedError(f"{differs}. {diverged}", diverged.from_seq) if differs else diverged
 
     # -- the story of one call ----------------------------------------------------------------------------------------
 
@@ -185,13 +166,19 @@ class Recorder:
     ) -> Generator[Op, Any, Any]:
         row = found.row
         intent = self._intent(action, found)
-        call = _Call(action, args, kwargs, found.params, intent, row.tries_before if row is not None else 0)
+        call = Call(action, args, kwargs, found.params, intent, row.tries_before if row is not None else 0)
         if row is None:
             if call.read_only:
                 return (yield from self._read(call))
             sent = yield Begin(call.intent)
             return (yield from self._perform(call, 1, sent, ActionState.FAILED))
-        return (yield from self._resume(call, row))
+        verdict = yield from self.doubts.resume(call, row)
+        return (yield from self._follow(call, verdict))
+
+    def _follow(self, call: Call, verdict: Verdict) -> Generator[Op, Any, Any]:
+        if isinstance(verdict, Known):
+            return verdict.result
+        return (yield from self._perform(call, *verdict))
 
     def _recognised(self, action: Action[Any, Any], params: dict[str, Any]) -> tuple[str, str]:
         """The text of the parameters and the call's fingerprint; what an earlier attempt has recorded word for word
@@ -229,15 +216,7 @@ class Recorder:
             max_tries=action.retry.tries,
         )
 
-    def _replayed(self, row: ActionRow | RecordedCall) -> Any:
-        if row.result_lost:
-            raise ResultNotStoredError(
-                f"{row.name} took effect in an earlier attempt, but its result could not be stored; "
-                f"it is not called again. It can be undone."
-            )
-        return None if row.result is None else codec.decode(row.result)
-
-    def _perform(self, call: _Call, tries: int, sent: float, was: ActionState) -> Generator[Op, Any, Any]:
+    def _perform(self, call: Call, tries: int, sent: float, was: ActionState) -> Generator[Op, Any, Any]:
         """The intent is committed: make the call, keep what became of it, try again where that is safe.
 
         :param sent: when the intent was sent, monotonic seconds.
@@ -253,8 +232,9 @@ class Recorder:
                 self._ended(call, tries, was, error=refused.why, own=own)
                 raise refused.why from None
             except NotApplied as no:
-                self._ended(call, tries, ActionState.FAILED, error=no, own=True)
-                if call.used(tries) >= action.retry.tries:
+                last = no.final or call.used(tries) >= action.retry.tries
+                self._ended(call, tries, ActionState.FAILED, error=no, own=True, refused=last)
+                if last:
                     raise
                 yield Pause(action.retry.pause_seconds(call.used(tries)))
                 was = ActionState.FAILED
@@ -263,23 +243,25 @@ class Recorder:
                 if late.answered:
                     return (yield from self._answered_late(call, tries, late.result))
                 self.replay.remember_doubt(action.name, call.intent.fingerprint, call.intent.seq)
-                return (yield from self._find_out(call, tries, late))
+                verdict = yield from self.doubts.find_out(call, tries, late)
+                return (yield from self._follow(call, verdict))
             except Exception as problem:  # noqa: BLE001 - whatever it was, nobody knows what it did
                 self._ended(call, tries, ActionState.IN_DOUBT, error=problem, own=False)
-                return (yield from self._find_out(call, tries, problem))
+                verdict = yield from self.doubts.find_out(call, tries, problem)
+                return (yield from self._follow(call, verdict))
             except BaseException as cut:
                 self._ended(call, tries, ActionState.IN_DOUBT, error=cut, own=False)
                 raise
             else:
                 return self._succeeded(call, tries, result, time.monotonic() - began)
 
-    def _succeeded(self, call: _Call, tries: int, result: Any, took_seconds: float) -> Any:
+    def _succeeded(self, call: Call, tries: int, result: Any, took_seconds: float) -> Any:
         self.replay.forget_doubt(call.action.name, call.intent.fingerprint)
         outcome, problem = self._done(call, tries, result)
         self.journal.outcome(outcome, took_seconds)
         return _result_or_raise(call, result, problem)
 
-    def _done(self, call: _Call, tries: int, result: Any) -> tuple[Outcome, ValueNotKeptError | None]:
+    def _done(self, call: Call, tries: int, result: Any) -> tuple[Outcome, ValueNotKeptError | None]:
         """The outcome of a call that returned; if its result cannot be kept, the effect is recorded all the same."""
         try:
             text, masked = codec.encode_masked(
@@ -293,169 +275,92 @@ class Recorder:
         stored = text if result is not None else None
         return Outcome(call.intent.seq, ActionState.DONE, stored, error=note, tries=tries), None
 
-    def _answered_late(self, call: _Call, tries: int, result: Any) -> Generator[Op, Any, Any]:
+    def _answered_late(self, call: Call, tries: int, result: Any) -> Generator[Op, Any, Any]:
         """It was abandoned, and ended all the same: what is known for certain is kept."""
         outcome, problem = self._done(call, tries, result)
         idempotent = call.action.idempotent
         yield Ask(lambda c: LateVerbs(c).record_late(self.step, outcome, idempotent=idempotent))
         return _result_or_raise(call, result, problem)
 
-    def _ended(self, call: _Call, tries: int, state: ActionState, *, error: BaseException, own: bool) -> None:
+    def _ended(
+        self,
+        call: Call,
+        tries: int,
+        state: ActionState,
+        *,
+        error: BaseException,
+        own: bool,
+        refused: bool = False,
+    ) -> None:
         if state is ActionState.IN_DOUBT:
             self.replay.remember_doubt(call.action.name, call.intent.fingerprint, call.intent.seq)
-        text = self.secrets.scrub(f"{type(error).__name__}: {error}")[:2000]
-        self.journal.outcome(Outcome(call.intent.seq, state, error=text, own=own, tries=tries))
+        text = self._told(error)
+        answer = codec.encode(text) if refused and call.action.keeps_refusal else None
+        self.journal.outcome(Outcome(call.intent.seq, state, answer, error=text, own=own, tries=tries))
 
-    # -- in doubt -----------------------------------------------------------------------------------------------------
-
-    def _resume(self, call: _Call, row: RecordedCall) -> Generator[Op, Any, Any]:
-        """An earlier attempt began this call and did not finish it well."""
-        if row.state == ActionState.FAILED:
-            if call.used(row.tries) >= call.action.retry.tries:
-                raise ActionFailedError(
-                    f"{call.action.name} did not take effect in {row.tries} tries ({row.error}); none is left. "
-                    f"Clear the task to grant new ones."
-                )
-            tries, sent = yield Retry(call.intent, ActionState.FAILED)
-            return (yield from self._perform(call, tries, sent, ActionState.FAILED))
-        self.replay.remember_doubt(call.action.name, call.intent.fingerprint, call.intent.seq)
-        doubt = InDoubtError(
-            f"{call.action.name} (action {row.action_id}, key {row.key}) began in an earlier attempt and nobody knows "
-            f"whether it took effect ({row.error or 'no outcome was recorded'}). Look it up, then say so: airflow saga "
-            f"resolve {self.saga.dag_id} {self.saga.run_id} {row.action_id} --happened | --did-not-happen --note …"
-        )
-        return (yield from self._find_out(call, row.tries, doubt))
-
-    def _find_out(self, call: _Call, tries: int, problem: BaseException) -> Generator[Op, Any, Any]:
-        """Wait until nothing of it can land any more, ask the world, and only then decide. See PROTOCOL 9."""
-        action = call.action
-        used, most = call.used(tries), action.retry.tries
-        if action.verify is None and not (action.idempotent and used < most):
-            raise self._unknown_for_good(call, problem)
-        row = yield from self._wait_out(call)
-        if row.state == ActionState.IN_DOUBT and action.verify is not None:
-            answer = yield Probe(action.verify, self._record(call, row), action.timeout.total_seconds())
-            if isinstance(answer, Applied):
-                return (yield from self._applied(call, row, answer))
-            if isinstance(answer, NotApplied):
-                yield Ask(
-                    lambda c: StepVerbs(c).verified_if_held(
-                        self.step, row.action_id, "FAILED", None, "verify: no"
-                    )
-                )
-                row = replace(row, state=ActionState.FAILED.value)
-        if row.state == ActionState.IN_DOUBT and not (yield from self._may_be_called_again(action, row)):
-            raise self._unknown_for_good(call, problem)
-        if row.state != ActionState.IN_DOUBT:
-            self.replay.forget_doubt(action.name, call.intent.fingerprint)
-        if row.state == ActionState.DONE:
-            return self._replayed(row)
-        if used >= most:
-            raise self._unknown_for_good(call, problem) if row.state == ActionState.IN_DOUBT else problem
-        yield Pause(action.retry.pause_seconds(used))
-        was = ActionState(row.state)
-        tries, sent = yield Retry(call.intent, was)
-        self.replay.forget_doubt(action.name, call.intent.fingerprint)
-        return (yield from self._perform(call, tries, sent, was))
-
-    def _unknown_for_good(self, call: _Call, problem: BaseException) -> BaseException:
-        """The body sees what its call raised; the task is told that a retry would only stop at this call again."""
-        if not isinstance(problem, InDoubtError):
-            problem.saga_in_doubt = (  # type: ignore[attr-defined]
-                f"nobody knows whether {call.action.name} (key {call.intent.key}) took effect, and it may not be "
-                f"called again ({self.secrets.scrub(f'{type(problem).__name__}: {problem}')[:500]}). Look it up, then "
-                f"say so: airflow saga show {self.saga.dag_id} {self.saga.run_id}, airflow saga resolve …"
-            )
-        return problem
-
-    def _may_be_called_again(self, action: Action[Any, Any], row: ActionRow) -> Generator[Op, Any, bool]:
-        """In doubt, but the service takes the same key for the same effect, and still remembers it."""
-        if not action.idempotent or action.key_lifetime is None:
-            return action.idempotent
-        now = yield Ask(lambda c: StepVerbs(c).clock())
-        return bool(row.begun_at + action.key_lifetime > now)
-
-    def _wait_out(self, call: _Call) -> Generator[Op, Any, ActionRow]:
-        """Until A1 says that no attempt of this action can take effect any more."""
-        deadline = (
-            time.monotonic() + 2 * (call.intent.timeout_seconds + call.intent.settle_after_seconds) + 60
-        )
-        while True:
-            row, now = yield Ask(lambda c: _row_and_clock(StepVerbs(c), self.step, call.intent.seq))
-            if row.lands_by is None or row.lands_by <= now:
-                return row  # type: ignore[no-any-return]
-            if time.monotonic() > deadline:
-                raise InDoubtError(
-                    f"{call.action.name}: the wait for its last attempt did not end; it is in doubt"
-                )
-            yield Pause(min((row.lands_by - now).total_seconds() + 0.01, 5.0))
-
-    def _applied(self, call: _Call, row: ActionRow, answer: Applied) -> Generator[Op, Any, Any]:
-        self.replay.forget_doubt(call.action.name, call.intent.fingerprint)
-        text, lost = None, False
-        if answer.result is not None:
-            try:
-                text, _ = codec.encode_masked(
-                    answer.result, self.secrets.pattern(), max_bytes=self.limits.max_value_bytes
-                )
-            except ValueNotKeptError:
-                lost = True
-        yield Ask(
-            lambda c: StepVerbs(c).verified_if_held(
-                self.step, row.action_id, "DONE", text, "verify: yes", lost
-            )
-        )
-        if lost:
-            raise ResultNotStoredError(
-                f"{call.action.name} took effect, but what its probe found cannot be stored"
-            )
-        return answer.result
-
-    def _record(self, call: _Call, row: ActionRow) -> ActionRecord:
-        return ActionRecord(
-            dag_id=self.saga.dag_id,
-            run_id=self.saga.run_id,
-            task_id=self.step.task_id,
-            map_index=self.step.map_index,
-            name=row.name,
-            version=row.version,
-            params=call.params,
-            result=None,
-            key=row.key,
-            undo_key=undo_key(self.saga.saga_uuid, row.key, row.reopened),
-            in_doubt=True,
-        )
+    def _told(self, error: BaseException) -> str:
+        return self.secrets.scrub(f"{type(error).__name__}: {error}")[:2000]
 
     # -- READ_ONLY ----------------------------------------------------------------------------------------------------
 
-    def _read(self, call: _Call) -> Generator[Op, Any, Any]:
+    def _read(self, call: Call) -> Generator[Op, Any, Any]:
         """No intent: nothing can be left behind. Its result is written with the next intent or within half a second."""
-        tries = 0
+        action = call.action
+        tries = action.tries_told(
+            map(_kept, self.replay.failed_readings(action.name, call.intent.fingerprint))
+        )
+        if tries >= action.retry.tries:
+            raise ActionFailedError(
+                f"{action.name} failed in all of its {tries} tries, those of earlier attempts of this task included; "
+                f"an Airflow retry grants no new ones. Clear the task to try again."
+            )
         while True:
             tries += 1
             try:
-                result = yield Perform(call.action, call.args, call.kwargs, call.intent, None, tries)
+                result = yield Perform(action, call.args, call.kwargs, call.intent, None, tries)
             except (Exception, ActionTimedOut) as failure:
-                if tries < call.action.retry.tries:
-                    yield Pause(call.action.retry.pause_seconds(tries))
+                if tries < action.retry.tries and not getattr(failure, "final", False):
+                    yield Pause(action.retry.pause_seconds(tries))
                     continue
-                text = self.secrets.scrub(f"{type(failure).__name__}: {failure}")[:2000]
-                self.journal.reading((call.intent, Outcome(call.intent.seq, ActionState.FAILED, error=text)))
+                self._failed_reading(call, failure)
+                raise
+            except BaseException as cut:
+                self._failed_reading(call, cut)
+                self.journal.check()
                 raise
             outcome, problem = self._done(call, tries, result)
             self.journal.reading((call.intent, outcome))
             return _result_or_raise(call, result, problem)
 
+    def _failed_reading(self, call: Call, failure: BaseException) -> None:
+        left = call.action.left_behind(call.kwargs)
+        kept = None
+        if left is not None:
+            kept, _ = codec.encode_masked(left, self.secrets.pattern(), max_bytes=self.limits.max_value_bytes)
+        outcome = Outcome(call.intent.seq, ActionState.FAILED, kept, error=self._told(failure))
+        self.journal.reading((call.intent, outcome))
 
-def _result_or_raise(call: _Call, result: Any, problem: ValueNotKeptError | None) -> Any:
+
+def _is_answered(action: Action[Any, Any], row: RecordedCall) -> bool:
+    """Whether the log has what this call comes to: its result, or that it was refused for good."""
+    if row.state == ActionState.DONE:
+        return True
+    return action.keeps_refusal and row.state == ActionState.FAILED and row.result is not None
+
+
+def _answer(row: RecordedCall) -> Any:
+    if row.state == ActionState.FAILED:
+        raise RefusedForGood(codec.decode(row.result or "null"))
+    return recorded_result(row)
+
+
+def _kept(row: RecordedCall) -> Any:
+    return None if row.result is None or row.tries <= row.tries_before else codec.decode(row.result)
+
+
+def _result_or_raise(call: Call, result: Any, problem: ValueNotKeptError | None) -> Any:
     if problem is not None:
         raise ResultNotStoredError(
             f"{call.action.name} took effect, but its result cannot be stored: {problem}. The undo can still undo it."
         ) from problem
     return result
-
-
-def _row_and_clock(verbs: StepVerbs, step: StepRow, seq: int) -> tuple[ActionRow, datetime]:
-    row = verbs.recorded_action(step, seq)
-    assert row is not None
-    return row, verbs.clock()

@@ -26,7 +26,7 @@ class Replay:
         self._by_call: dict[tuple[str, str], list[RecordedCall]] = {}
         """The newest first, so that the oldest is the cheap one to take."""
         self._in_order: deque[RecordedCall] = deque()
-        self._failed_readings: set[tuple[str, str]] = set()
+        self._failed_readings: dict[tuple[str, str], list[RecordedCall]] = {}
         self._doubtful: dict[tuple[str, str], int] = {}
         self._taken: set[int] = set()
         self._recorded = recorded
@@ -43,7 +43,7 @@ class Replay:
             if row.twin_of is not None:
                 continue
             if reads and row.state == ActionState.FAILED:
-                self._failed_readings.add((row.name, row.fingerprint))
+                self._failed_readings.setdefault((row.name, row.fingerprint), []).append(row)
                 continue
             self._by_call.setdefault((row.name, row.fingerprint), []).append(row)
             if not row.parallel and not reads:
@@ -60,10 +60,30 @@ class Replay:
         :param under_way: seqs of the calls that have begun and not ended: they come after it as well.
         """
         with self._lock:
-            while self._unasked and self._unasked[0] in self._taken:
-                self._unasked.popleft()
-            following = self._unasked[0] if self._unasked else self._next_seq
+            unasked = self._first_unasked()
+            following = self._next_seq if unasked is None else unasked
         return min([following, *under_way])
+
+    def _first_unasked(self) -> int | None:
+        while self._unasked and self._unasked[0] in self._taken:
+            self._unasked.popleft()
+        return self._unasked[0] if self._unasked else None
+
+    def next_of(self, name: str) -> RecordedCall | None:
+        """The first recorded call of an action that this attempt has not asked for and that did not fail."""
+        with self._lock:
+            return next(
+                (
+                    row
+                    for row in self._recorded
+                    if row.name == name and row.seq not in self._taken and row.state != ActionState.FAILED
+                ),
+                None,
+            )
+
+    def failed_readings(self, name: str, fingerprint: str) -> list[RecordedCall]:
+        """READ_ONLY calls of this kind that failed in earlier attempts."""
+        return self._failed_readings.get((name, fingerprint), [])
 
     def skip_before(self, seq: int) -> None:
         """The body goes on from a place that lies behind it: recorded actions before that are not asked for again."""
@@ -103,12 +123,19 @@ class Replay:
         return {(row.name, row.version, row.params): row.fingerprint for row in self._recorded}
 
     def match(
-        self, name: str, fingerprint: str, *, alone: bool, read_only: bool = False
+        self,
+        name: str,
+        fingerprint: str,
+        *,
+        alone: bool,
+        read_only: bool = False,
+        steers: bool = False,
     ) -> tuple[RecordedCall | None, int]:
         """The recorded action this call is, and its seq; a new seq if it is a new one.
 
         :param alone: no other call of the step is under way, so the recorded order is expected.
         :param read_only: a recorded one may come anywhere; only a new one tells that the body has changed.
+        :param steers: what it says decides what comes next, so a new one may not stand before any recorded effect.
         :raises SagaDivergedError: the log holds another action at this place.
         :raises InDoubtError: the same call is in doubt already in this attempt.
         """
@@ -123,6 +150,13 @@ class Replay:
             rows = self._by_call.get((name, fingerprint))
             row = rows.pop() if rows else None
             again = row is None and (name, fingerprint) in self._failed_readings
+            if steers and row is None and not again and (unasked := self._first_unasked()) is not None:
+                raise SagaDivergedError(
+                    f"{self._label}: {name} is asked anew, while the log holds effects that followed another answer "
+                    f"(from action {unasked} on). Undo the saga and run it again, or bring back what was changed "
+                    f"and clear the task.",
+                    unasked,
+                )
             if alone and expected is not None and not again and self._out_of_order(row, expected, read_only):
                 asked = f"{name} (fingerprint {fingerprint[:12]})"
                 raise SagaDivergedError(
