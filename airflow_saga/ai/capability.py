@@ -25,7 +25,7 @@ from pydantic_ai.tools import AgentDepsT, RunContext, ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset
 
 from airflow_saga.ai.fingerprints import Fingerprints
-from airflow_saga.ai.history import NOT_RECORDED, last_rounds, paired
+from airflow_saga.ai.history import last_rounds, paired
 from airflow_saga.ai.masking import masks_results, shown_masked
 from airflow_saga.ai.requests import DEFAULT_MODEL_TIMEOUT, RecordedModel, model_request_action
 from airflow_saga.ai.threads import ToolThreads
@@ -40,7 +40,7 @@ from airflow_saga.ai.tools import (
     undeclared_tool,
 )
 from airflow_saga.ai.toolsets import actions_as_toolset, with_true_results
-from airflow_saga.core.actions import Action
+from airflow_saga.core.actions import NOT_RECORDED, Action, recorded_result_of
 from airflow_saga.core.errors import (
     ActionDeclarationError,
     InDoubtError,
@@ -158,6 +158,16 @@ class SagaCapability(AbstractCapability[AgentDepsT]):
         with ToolThreads() as threads, Agent.using_thread_executor(threads):
             return await handler()
 
+    async def before_run(self, ctx: RunContext[AgentDepsT]) -> None:
+        """A history that was torn apart is made whole before a new prompt goes on from it. Without one, the calls that
+        wait at its end are what the run is about.
+        """
+        place = len(ctx.messages)
+        if ctx.prompt is None:
+            places = (i for i, message in enumerate(ctx.messages) if isinstance(message, ModelResponse))
+            place = max(places, default=place)
+        ctx.messages[:] = [*paired(ctx.messages[:place], self._find_result), *ctx.messages[place:]]
+
     # -- the model ----------------------------------------------------------------------------------------------------
 
     def get_wrapper_model(self, model: Model) -> Model | None:
@@ -183,7 +193,9 @@ class SagaCapability(AbstractCapability[AgentDepsT]):
         return response
 
     def _find_result(self, call: ToolCallPart) -> object:
-        return NOT_RECORDED
+        """Of a call whose result a history has lost: what the log of this step holds of it."""
+        tool = self.tools.get(call.tool_name)
+        return NOT_RECORDED if tool is None else recorded_result_of(tool, call.args_as_dict())
 
     # -- tools --------------------------------------------------------------------------------------------------------
 

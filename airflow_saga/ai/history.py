@@ -21,14 +21,13 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from airflow_saga.core.actions import NOT_RECORDED
 from airflow_saga.runtime.rounds import last_rounds as rounds_of
 
 INTERRUPTED = "Interrupted: nobody knows whether this call took effect."
 
 FindResult = Callable[[ToolCallPart], object]
 """What the log holds of a call; ``NOT_RECORDED`` if nothing."""
-
-NOT_RECORDED = object()
 
 
 def nothing_recorded(call: ToolCallPart) -> object:

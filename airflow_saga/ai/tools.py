@@ -76,6 +76,11 @@ class ToolAction:
         object.__setattr__(self, "refuses_with", tuple(refuses_with))
         object.__setattr__(self, "options", options)
 
+    def __repr__(self) -> str:
+        """Without addresses: in a mapped task it is part of the serialised DAG."""
+        undo = getattr(self.compensate, "__qualname__", self.compensate)
+        return f"ToolAction({undo}, {', '.join(sorted(self.options))})"
+
 
 Declared = Compensation | Marker | ToolAction | Action[Any, Any]
 """What may stand behind a tool's name: its compensation, a marker, both with options, or an action that is the tool."""

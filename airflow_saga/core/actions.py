@@ -146,11 +146,23 @@ class Action(Generic[P, R]):
 Caller = Callable[[Action[Any, Any], tuple[Any, ...], Mapping[str, Any]], Any]
 _caller: Caller | None = None
 
+NOT_RECORDED = object()
+Recall = Callable[[Action[Any, Any], Mapping[str, Any]], Any]
+_recall: Recall | None = None
 
-def set_caller(caller: Caller | None) -> None:
-    """The runtime says who records calls in this process (one step per process; None: no step)."""
-    global _caller
-    _caller = caller
+
+def set_caller(caller: Caller | None, recall: Recall | None = None) -> None:
+    """The runtime says who records calls in this process (one step per process; None: no step).
+
+    :param recall: what earlier attempts of the step have recorded of a call, ``NOT_RECORDED`` if they did not end it.
+    """
+    global _caller, _recall
+    _caller, _recall = caller, recall
+
+
+def recorded_result_of(action: Action[Any, Any], params: Mapping[str, Any]) -> Any:
+    """What a call with these parameters had returned to an earlier attempt of the step; ``NOT_RECORDED`` if nothing."""
+    return NOT_RECORDED if _recall is None else _recall(action, params)
 
 
 def _signature(fn: Callable[..., Any]) -> inspect.Signature:

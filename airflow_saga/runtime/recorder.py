@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
-from airflow_saga.core.actions import Action
+from airflow_saga.core.actions import NOT_RECORDED, Action
 from airflow_saga.core.errors import (
     ActionFailedError,
     ActionTimedOut,
@@ -105,6 +105,11 @@ class Recorder:
             return drive(self._tell(action, args, kwargs, found), self)
         finally:
             self._leave()
+
+    def recall(self, action: Action[Any, Any], params: Mapping[str, Any]) -> Any:
+        """What an earlier attempt has recorded of a call with these parameters; ``NOT_RECORDED`` if it is not done."""
+        row = self.replay.done_with(action.name, lambda found: codec.is_plainly(found.params, dict(params)))
+        return NOT_RECORDED if row is None or row.result_lost else recorded_result(row)
 
     async def _call_async(
         self, action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]

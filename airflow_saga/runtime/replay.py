@@ -29,6 +29,8 @@ class Replay:
         self._failed_readings: dict[tuple[str, str], list[RecordedCall]] = {}
         self._doubtful: dict[tuple[str, str], int] = {}
         self._taken: set[int] = set()
+        self.asked = False
+        """The body of this attempt has asked for an action."""
         self._recorded = recorded
         self._unasked = deque(
             row.seq
@@ -81,6 +83,11 @@ class Replay:
                 None,
             )
 
+    def done_with(self, name: str, is_this: Callable[[RecordedCall], bool]) -> RecordedCall | None:
+        """The newest recorded call of an action that is done, asked for or not."""
+        done = (row for row in reversed(self._recorded) if row.name == name and row.state == ActionState.DONE)
+        return next((row for row in done if is_this(row)), None)
+
     def failed_readings(self, name: str, fingerprint: str) -> list[RecordedCall]:
         """READ_ONLY calls of this kind that failed in earlier attempts."""
         return self._failed_readings.get((name, fingerprint), [])
@@ -103,6 +110,7 @@ class Replay:
         None where :meth:`match` has to look closer.
         """
         with self._lock:
+            self.asked = True
             row = self._expected()
             if row is None or row.name != name or row.version != version or row.state != ActionState.DONE:
                 return None
@@ -140,6 +148,7 @@ class Replay:
         :raises InDoubtError: the same call is in doubt already in this attempt.
         """
         with self._lock:
+            self.asked = True
             doubtful = self._doubtful.get((name, fingerprint))
             if doubtful is not None:
                 raise InDoubtError(

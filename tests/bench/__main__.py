@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from airflow_saga.store import migrate
 from airflow_saga.store.connect import Address
-from tests.bench import cancels, crowd, single
+from tests.bench import agents, cancels, crowd, single
 from tests.bench.ground import Floor
 from tests.bench.report import Report
 from tests.support.postgres import PostgresServer, available_servers
@@ -22,6 +22,8 @@ BENCHES: dict[str, Callable[[Address, Report], None]] = {
     "cancel_seen": cancels.cancel_seen,
     "cancel_seen_polling": cancels.cancel_seen_polling,
     "cancel_linear": cancels.cancel_linear,
+    "agent_tool_call": agents.agent_tool_call,
+    "agent_1000": agents.agent_1000,
     "concurrent_8": lambda address, report: crowd.concurrent(address, report, 8),
     "concurrent_32": lambda address, report: crowd.concurrent(address, report, 32),
     "concurrent_128": lambda address, report: crowd.concurrent(address, report, 128),

@@ -22,12 +22,15 @@ from tests.support.airflow import RunningAirflow
 from tests.support.airflow_api import PATIENCE
 from tests.support.airflow_factory import AirflowFactory, FreshAirflows
 from tests.support.airflow_setup import connection_json
+from tests.support.model import running_model
 from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
 from tests.support.wheel import wheel_environment
 from tests.support.world import World, running_world
 
 DAGS = Path(__file__).parent / "dags"
+AGENTS = ["apache-airflow-providers-common-ai[sql]", "pydantic-ai-slim[openai]"]
+"""What the DAGs with agents need beside the extra `ai`."""
 DEMO_DAGS = Path(__file__).parents[2] / "dags"
 TEST_TIMEOUT_SECONDS = 300 * PATIENCE
 RECONCILE_EVERY_SECONDS = 10
@@ -42,7 +45,15 @@ def airflow_factory(
 ) -> AirflowFactory:
     """Makes Airflows with the built wheel in them; not started yet."""
     homes = tmp_path_factory.mktemp("airflow")
-    return AirflowFactory(wheel_environment().python, postgres_server, homes, dags=[DEMO_DAGS, DAGS])
+    python = wheel_environment(extras=["ai", "embedded"], packages=AGENTS).python
+    return AirflowFactory(python, postgres_server, homes, dags=[DEMO_DAGS, DAGS])
+
+
+@pytest.fixture(scope="session")
+def model_url() -> Iterator[str]:
+    """The scripted model that the agents of the DAGs ask."""
+    with running_model() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -53,12 +64,15 @@ def world() -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
-def airflow_env(world: World, postgres_server: PostgresServer) -> dict[str, str]:
+def airflow_env(world: World, model_url: str, postgres_server: PostgresServer) -> dict[str, str]:
     """More environment for an Airflow whose DAGs travel."""
     unmigrated = postgres_server.create_database(f"unmigrated_{uuid.uuid4().hex[:8]}")
     airline = {"conn_type": "http", "host": "127.0.0.1", "password": AIRLINE_PASSWORD}
+    llm = {"conn_type": "pydanticai", "host": f"{model_url}/v1", "password": f"planted-{uuid.uuid4().hex}"}
     return {
         **world.env(),
+        "MODEL_URL": model_url,
+        "AIRFLOW_CONN_AGENTS_LLM": json.dumps(llm),
         "AIRFLOW_CONN_AIRLINE": json.dumps(airline),
         "AIRFLOW_CONN_SAGA_UNMIGRATED": connection_json(unmigrated),
         "AIRFLOW_CONN_SAGA_AWAY": f"postgres://saga@127.0.0.1:{free_port()}/saga",

@@ -175,6 +175,19 @@ def test_a_body_that_only_looks_at_its_checkpoint_gets_recorded_results(lab: Lab
     assert len(lab.world.calls("hotels")) == 1
 
 
+def test_a_body_that_reads_before_it_acts_goes_on_from_its_checkpoint(lab: Lab) -> None:
+    def body(saga: Any) -> str:
+        if saga.resume_from() is None:
+            deeds.search("LIS")
+            deeds.book("hotels")
+            saga.checkpoint("booked")
+            raise Interrupted
+        return str(saga.restored)
+
+    lab.fails(body, Interrupted)
+    assert lab.step(body, try_number=2).output == "booked"
+
+
 def test_going_on_comes_first(lab: Lab) -> None:
     lab.fails(pages(2), Interrupted)
 

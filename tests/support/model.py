@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from dags.support.model_service import serve
 
@@ -45,9 +46,14 @@ class ModelView:
     def asked(self) -> int:
         return len(self.requests)
 
-    def await_chunks(self, chunks: int, after: int = 0) -> None:
-        reached = self._get(f"/wait?chunks={chunks}&after={after}&timeout=20&model={self.model}")["reached"]
-        assert reached, f"no request has sent {chunks} chunks: {self.requests}"
+    def await_chunks(self, chunks: int, after: int = 0, seconds: float = 20.0) -> None:
+        """Until a request, not one of the first ``after``, has sent that many chunks."""
+        query = urlencode(
+            {"chunks": chunks, "after": after, "timeout": min(seconds, 25.0), "model": self.model}
+        )
+        deadline = time.monotonic() + seconds
+        while not self._get(f"/wait?{query}")["reached"]:
+            assert time.monotonic() < deadline, f"no request has sent {chunks} chunks: {self.requests}"
 
     def _post(self, path: str, body: Any) -> Any:
         return self._call("POST", path, json.dumps(body))
