@@ -16,7 +16,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo demo-up demo-down test test-fast test-unit test-chaos test-e2e bench lint type format \
+.PHONY: help install demo demo-agent demo-up demo-down test test-fast test-unit test-chaos test-e2e bench lint type format \
 	constraints clean
 
 help: ## List the targets
@@ -43,6 +43,9 @@ demo: install ## Three sagas on a real Airflow: done, cancelled, partly cancelle
 
 demo-up: install ## The demo, left running for you to look at
 	@$(BIN)/python dags/support/demo.py --up
+
+demo-agent: install ## Three runs of an agent with a scripted model: let be, stopped and killed in mid-sentence
+	@$(BIN)/python dags/support/demo.py --agent
 
 # Not behind `install`: what runs was started by what is installed.
 demo-down: ## Stop what demo-up left running, and remove it

@@ -3,6 +3,7 @@
     python dags/support/demo.py          start everything, play the three runs, stop everything
     python dags/support/demo.py --up     the same, but leave it running
     python dags/support/demo.py --down   stop what --up left running, and remove it
+    python dags/support/demo.py --agent  three runs of an agent instead, with a scripted model
 
 Ends with ``demo: OK`` and exit code 0, or says what differed from what has to come out and exits with 1.
 """
@@ -28,9 +29,9 @@ if not __package__:  # run as a plain script: give the relative imports below th
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     __package__ = "support"
 
-from . import demo_processes
+from . import demo_agent, demo_processes
 from .demo_processes import DemoProblem
-from .demo_runs import Run, play
+from .demo_runs import RUNS, Plays, Run, play
 from .demo_stack import DAGS, Stack, Stopped, tail
 
 UP = DAGS.parent / ".run" / "demo-up.json"
@@ -57,21 +58,22 @@ class Teller:
             print(f"[{self.seconds():5.1f} s] {text}", flush=True)
 
 
-def demo(*, up: bool) -> int:
+def demo(*, up: bool, agent: bool = False) -> int:
     """Play it; the exit code."""
     teller = Teller()
-    stack = Stack(teller.say)
+    stack = Stack(teller.say, agent=agent)
     keep_logs = left = False
     try:
         if up and (there := _claim(stack)):
             print(there)
             return 0
-        teller.say(f"starting Postgres, a travel service and Airflow in {stack.directory}")
+        world = "a travel service, a scripted model" if agent else "a travel service"
+        teller.say(f"starting Postgres, {world} and Airflow in {stack.directory}")
         stack.start()
         teller.say(
             f"the UI is at {stack.url}" + ("" if up else " while this runs") + "; three runs are started"
         )
-        runs = _play(stack, teller)
+        runs = _play(stack, teller, demo_agent.RUNS if agent else RUNS)
         keep_logs = not _tell(runs)
         left = up and not keep_logs
     except (DemoProblem, httpx.HTTPError) as problem:
@@ -94,7 +96,7 @@ def demo(*, up: bool) -> int:
     if left:
         _invite(stack)
     else:
-        print("\nTo look around in the UI, `make demo-up` leaves it running.")
+        print("\nTo look around in the UI, `make demo-up` leaves the demo of three trips running.")
     print(f"demo: OK, in {teller.seconds():.0f} s")
     return 0
 
@@ -108,10 +110,10 @@ def _close(stack: Stack, *, up: bool, keep_logs: bool) -> bool:
     return ended
 
 
-def _play(stack: Stack, teller: Teller) -> list[Run]:
+def _play(stack: Stack, teller: Teller, plays: Plays) -> list[Run]:
     """The three at once: they do not disturb each other."""
     pool = ThreadPoolExecutor(3, thread_name_prefix="run")
-    playing = [pool.submit(play, stack, teller.say, number) for number in (1, 2, 3)]
+    playing = [pool.submit(play, stack, teller.say, plays, number) for number in (1, 2, 3)]
     try:
         wait(playing, return_when=FIRST_EXCEPTION)
         stack.stopped.set()
@@ -222,6 +224,7 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--up", action="store_true", help="leave everything running at the end")
     which.add_argument("--down", action="store_true", help="stop and remove what --up has left running")
+    which.add_argument("--agent", action="store_true", help="three runs of an agent, with a scripted model")
     options = parser.parse_args()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace", line_buffering=True)
@@ -229,7 +232,7 @@ def main() -> int:
     for each in (signal.SIGINT, *ENDING):
         signal.signal(each, _interrupt)
     try:
-        return down() if options.down else demo(up=options.up)
+        return down() if options.down else demo(up=options.up, agent=options.agent)
     except KeyboardInterrupt:
         print("demo: interrupted; everything is stopped and removed")
         return 130

@@ -90,3 +90,22 @@ class TravelService:
     def net(self, trip: str) -> Json:
         """What the calls of this trip add up to: effects minus undos, with all that stands."""
         return dict(self._client.get("/net", params={"trip": trip}).raise_for_status().json())
+
+
+class ModelService:
+    """The scripted model behind the OpenAI protocol: what it says, and what it was asked."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, trust_env=False)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def script(self, model: str, script: Json) -> None:
+        self._client.post(f"/scripts/{model}", json=script).raise_for_status()
+
+    def requests(self, model: str) -> list[Json]:
+        """What this model was asked, in order."""
+        rows = self._client.get("/ledger").raise_for_status().json()["requests"]
+        return [row for row in rows if row["model"] == model]

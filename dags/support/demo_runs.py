@@ -122,12 +122,16 @@ class Run:
         self.summary = f"run {self.number}  {view.saga.state if view else 'no saga':<20} {net_effect(net)}"
 
 
-def play(stack: Stack, tell: Say, number: int) -> Run:
+Plays = tuple[tuple[Callable[[Run], None], str, str, str], ...]
+"""What is done in a run, its dag_id, its run_id, and its title."""
+
+
+def play(stack: Stack, tell: Say, plays: Plays, number: int) -> Run:
     """Play one of the three, numbered from 1.
 
     :raises DemoProblem: something has died, so that there is nothing to judge.
     """
-    body, dag_id, run_id, title = _RUNS[number - 1]
+    body, dag_id, run_id, title = plays[number - 1]
     run = Run(stack, tell, number, dag_id, run_id, title)
     try:
         body(run)
@@ -245,7 +249,7 @@ def _judge_left(run: Run, view: SagaView) -> None:
     ]
 
 
-_RUNS: tuple[tuple[Callable[[Run], None], str, str, str], ...] = (
+RUNS: Plays = (
     (_complete, "book_trip", "demo-1-completes", "a trip is booked"),
     (_cancel, "book_trip", "demo-2-marked-failed", "marked failed in Airflow in the middle of a booking"),
     (

@@ -27,7 +27,7 @@ import httpx
 import psutil
 import psycopg
 
-from .demo_clients import AirflowApi, TravelService
+from .demo_clients import AirflowApi, ModelService, TravelService
 from .demo_postgres import Postgres, server_account, socket_fits
 from .demo_processes import LOGS, DemoProblem, Keeper, noted
 
@@ -43,6 +43,7 @@ DAG_IDS = frozenset(
         "saga_reconciler",
     }
 )
+AGENT_DAG_IDS = frozenset({"concierge_agent", "concierge_agent__compensation"})
 METADATA, STORE = "airflow", "saga"
 """The two databases: Airflow's own, and the saga store."""
 # Below the range that Linux hands out to outgoing connections.
@@ -107,10 +108,14 @@ class Stack:
     """All of it. `start` first; then `api`, `travel`, `connect` and `command`; `close` or `leave` at the end.
 
     :param say: told in one line what was reached.
+    :param agent: with a scripted model, for the DAG with an agent.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], *, agent: bool = False) -> None:
         self._say = say
+        self._dag_ids = DAG_IDS | AGENT_DAG_IDS if agent else DAG_IDS
+        self._agent = agent
+        self._model: ModelService | None = None
         self.stopped = threading.Event()
         self.directory = _directory()
         self._keeper = Keeper(self.directory)
@@ -138,7 +143,10 @@ class Stack:
         """
         postgres_log = self.logs / "postgres.log"
         try:
-            travel = self._start_travel()
+            travel = self._start_service("travel_service", "--ledger", str(self.directory / "ledger.jsonl"))
+            self._travel = TravelService(travel)
+            if self._agent:
+                self._model = ModelService(self._start_service("model_service"))
             self._servers["Postgres"] = self._postgres.start(METADATA, STORE), postgres_log
         except PermissionError as problem:
             raise DemoProblem(
@@ -156,7 +164,7 @@ class Stack:
         self._api_is_up.touch()
         self.wait_for(self._schedules, START_SECONDS, "Airflow's scheduler is at work", log)
         self.wait_for(
-            self._knows_dags, START_SECONDS, f"Airflow knows the DAGs {', '.join(sorted(DAG_IDS))}", log
+            self._knows_dags, START_SECONDS, f"Airflow knows the DAGs {', '.join(sorted(self._dag_ids))}", log
         )
         self._say("airflow standalone is up and has read the DAGs")
 
@@ -164,8 +172,9 @@ class Stack:
         """End and remove everything, but for the logs if they are to be kept; False if that failed."""
         self.stopped.set()
         self.api.close()
-        if self._travel is not None:
-            self._travel.close()
+        for client in (self._travel, self._model):
+            if client is not None:
+                client.close()
         return self._keeper.end_all(keep_logs=keep_logs)
 
     def leave(self) -> None:
@@ -178,6 +187,11 @@ class Stack:
     def travel(self) -> TravelService:
         assert self._travel is not None, "not started"
         return self._travel
+
+    @property
+    def model(self) -> ModelService:
+        assert self._model is not None, "not started"
+        return self._model
 
     @property
     def airflow_command(self) -> Path:
@@ -247,19 +261,16 @@ class Stack:
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
-    def _start_travel(self) -> str:
-        ready, log = self.directory / "travel.json", self.logs / "travel.log"
-        program = [sys.executable, str(DAGS / "support" / "travel_service.py")]
-        files = ["--ready-file", str(ready), "--ledger", str(self.directory / "ledger.jsonl")]
-        process = self._popen([*program, *files], log)
-        self.wait_for(
-            lambda: ready.exists() or process.poll() is not None, 30, "the travel service is up", log
-        )
+    def _start_service(self, name: str, *arguments: str) -> str:
+        """One of the services of the outside world, as a process of its own; its address."""
+        ready, log = self.directory / f"{name}.json", self.logs / f"{name}.log"
+        program = [sys.executable, str(DAGS / "support" / f"{name}.py"), "--ready-file", str(ready)]
+        process = self._popen([*program, *arguments], log)
+        what = f"the {name.replace('_', ' ')} is up"
+        self.wait_for(lambda: ready.exists() or process.poll() is not None, 30, what, log)
         if not ready.exists():
-            raise DemoProblem(f"the travel service ended with {process.returncode}", log)
-        url = str(json.loads(ready.read_text())["url"])
-        self._travel = TravelService(url)
-        return url
+            raise DemoProblem(f"the {name.replace('_', ' ')} ended with {process.returncode}", log)
+        return str(json.loads(ready.read_text())["url"])
 
     def _wait_migrated(self, process: subprocess.Popen[bytes]) -> None:
         log = self.logs / "migrate.log"
@@ -276,7 +287,7 @@ class Stack:
     def _knows_dags(self) -> bool:
         if errors := self.api.import_errors():
             raise DemoProblem("Airflow cannot load the DAGs:\n" + "\n".join(errors))
-        return self.api.dag_ids() >= DAG_IDS
+        return self.api.dag_ids() >= self._dag_ids
 
     def _check_alive(self) -> None:
         """`airflow standalone` itself does not notice that one of its components has died."""
@@ -319,7 +330,15 @@ class Stack:
             "AIRFLOW__API__SECRET_KEY": secrets.token_hex(32),
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(64),
             "TRAVEL_URL": travel_url,
+            **self._llm(),
         }
+
+    def _llm(self) -> dict[str, str]:
+        """Where the agent's model is. A real one is a connection away: any server that speaks the OpenAI protocol."""
+        if self._model is None:
+            return {}
+        connection = {"conn_type": "pydanticai", "host": f"{self._model.url}/v1", "password": "none"}
+        return {"AIRFLOW_CONN_CONCIERGE_LLM": json.dumps(connection)}
 
     def _write_command(self, environment: dict[str, str]) -> None:
         """An `airflow` with the settings in it, that `airflow standalone` finds as well when it starts its components.

@@ -20,9 +20,9 @@ follow under ``"then": [[turn, …], …]``.
     silent             answers well, but never tells its usage
     =================  ========================================================================================
 
-``GET /ledger``: one row per request, as :class:`Row` has it. ``GET /wait?chunks=n`` answers once a request has sent that
-many chunks. A history that a provider would refuse (a tool's call without its result right after it, or a result without
-its call) is answered with 400, as providers do.
+``GET /ledger``: one row per request, as :class:`Row` has it. ``GET /wait?chunks=n`` answers once a request has sent so
+many chunks. A history that a provider would refuse (a tool's call without its result right after it, or a result
+without its call) is answered with 400, as providers do.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, field
@@ -345,6 +346,11 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is what this service is for; anything else is told."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
 
 def serve(port: int = 0) -> Server:
     """A server on loopback, not started yet; ``server_address[1]`` is its port."""
@@ -356,13 +362,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ready-file", type=Path)
-    parser.add_argument("--script", type=Path, help="a JSON file: {model: script}")
     arguments = parser.parse_args()
     server = serve(arguments.port)
-    if arguments.script:
-        server.RequestHandlerClass.service.scripts.update(json.loads(arguments.script.read_text()))  # type: ignore[attr-defined]
     if arguments.ready_file:
-        arguments.ready_file.write_text(str(server.server_address[1]))
+        arguments.ready_file.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_address[1]}"}))
     server.serve_forever()
 
 

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from airflow_saga.ai.requests import Exchange
 from airflow_saga.core.records import Attempt
 from airflow_saga.runtime import drive
 from airflow_saga.runtime.ports import Limits
@@ -41,7 +42,7 @@ from airflow_saga.store.settle import SettleVerbs
 from airflow_saga.store.steps import StepVerbs
 from airflow_saga.store.undo import UndoVerbs
 from dags.support import travel
-from tests.chaos import bodies
+from tests.chaos import agents, bodies
 from tests.runtime.lab import RunPlace, TaskPlace
 
 Scenario = dict[str, Any]
@@ -100,7 +101,23 @@ def _install(reaper: Reaper) -> None:
         return reaper.wrap(CALLS[method], original)(method, *args, **kwargs)
 
     travel._call = call
+    if wanted == "ask":
+        _install_asking(reaper)
     drive._in_time = reaper.wrap("in_time", drive._in_time)
+
+
+def _install_asking(reaper: Reaper) -> None:
+    """Around a request to the model of an agent."""
+    original = Exchange.ask
+
+    async def ask(exchange: Exchange) -> Any:
+        reaper.pass_by("ask", "before")
+        try:
+            return await original(exchange)
+        finally:
+            reaper.pass_by("ask", "after")
+
+    Exchange.ask = ask  # type: ignore[method-assign]
 
 
 # -- what to do -----------------------------------------------------------------------------------------------------
@@ -130,7 +147,7 @@ def _step(scenario: Scenario, address: Address, limits: Limits) -> Any:
         on_divergence=scenario.get("on_divergence", "stop"),
     )
     signal.signal(signal.SIGTERM, lambda *_: run.request_kill())
-    body = getattr(bodies, scenario["body"])
+    body = getattr(bodies, scenario["body"], None) or getattr(agents, scenario["body"])
     return run.run(lambda saga: body(saga, *scenario.get("args", []))).output
 
 

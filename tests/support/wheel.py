@@ -73,7 +73,9 @@ def wheel_environment(*, extras: Iterable[str] = ("embedded",), packages: Iterab
             _run("venv", "--quiet", "--python", sys.executable, str(place))
             environment = Environment(place)
             pins = ("--constraint", str(CONSTRAINTS))
-            _run("pip", "install", "--quiet", "--python", str(environment.python), *pins, *wanted)
+            # Else many processes that start at the same time would all compile the same files.
+            flags = ("--quiet", "--compile-bytecode", "--python", str(environment.python))
+            _run("pip", "install", *flags, *pins, *wanted)
             (place / "complete").touch()
         return Environment(place)
 

@@ -15,14 +15,14 @@ from airflow.providers.common.ai.toolsets.sql import SQLToolset
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.sdk import task
 from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel
-from pydantic_ai.providers.openai import OpenAIProvider
 from support import travel
-from trips.actions import cancel, find
 
 from airflow_saga import (
     NON_COMPENSABLE,
     READ_ONLY,
+    ActionRecord,
+    Applied,
+    NotApplied,
     SagaAgentOperator,
     SagaCapability,
     SagaDAG,
@@ -34,6 +34,15 @@ from airflow_saga.ai import action_key
 
 MODEL = "openai-chat:{{ run_id }}"
 LLM = "agents_llm"
+
+
+def cancel(record: ActionRecord) -> None:
+    travel.cancel(record.name, record.result["id"], idempotency_key=record.undo_key)
+
+
+def find(record: ActionRecord) -> Applied | NotApplied:
+    found = travel.find(record.name, record.key)
+    return Applied(found) if found else NotApplied()
 
 
 @action(compensate=READ_ONLY)
@@ -120,6 +129,9 @@ with SagaDAG("agent_bare", schedule=None):
 
     @task.saga(task_id="agent")
     def bare(**context: Any) -> str:
+        from pydantic_ai.models.openai import OpenAIChatModel
+        from pydantic_ai.providers.openai import OpenAIProvider
+
         provider = OpenAIProvider(base_url=f"{os.environ['MODEL_URL']}/v1", api_key="none")
         made = Agent(
             OpenAIChatModel(context["run_id"], provider=provider), capabilities=[capability], **TOOLS
