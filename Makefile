@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PY_VERSION := $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 CONSTRAINTS := constraints/constraints-$(PY_VERSION).txt
 INSTALLED := $(VENV)/.installed
-STRICT := airflow_saga/core airflow_saga/store airflow_saga/runtime
+STRICT := airflow_saga/core airflow_saga/store airflow_saga/runtime airflow_saga/ai
 PYTEST := $(BIN)/python -m pytest --durations=15
 # Two workers, each with a Postgres of its own: more only queue on a small machine.
 WORKERS ?= 2

@@ -8,9 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from airflow_saga.runtime.statements import set_databases
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from airflow_saga.ai import SagaCapability, ToolAction
     from airflow_saga.core.actions import NON_COMPENSABLE, READ_ONLY, Action, action
     from airflow_saga.core.errors import (
         CompensationRejected,
@@ -26,7 +29,10 @@ if TYPE_CHECKING:
     from airflow_saga.core.secret import Secret
     from airflow_saga.dags import SagaDAG, compensation_dag, reconciler_dag
     from airflow_saga.decorators.saga import saga_task
+    from airflow_saga.operators.agent import SagaAgentOperator, SagaLLMOperator
+    from airflow_saga.operators.compensable import compensable
     from airflow_saga.operators.saga import SagaOperator
+    from airflow_saga.operators.sql import SagaSQLOperator
     from airflow_saga.runtime.rounds import last_rounds
     from airflow_saga.runtime.saga import Saga
 
@@ -48,10 +54,16 @@ _HOMES = {
     "Unknown": "core.records",
     "Secret": "core.secret",
     "SagaDAG": "dags",
+    "compensable": "operators.compensable",
     "compensation_dag": "dags",
     "reconciler_dag": "dags",
     "saga_task": "decorators.saga",
+    "SagaAgentOperator": "operators.agent",
+    "SagaCapability": "ai",
+    "SagaLLMOperator": "operators.agent",
     "SagaOperator": "operators.saga",
+    "ToolAction": "ai",
+    "SagaSQLOperator": "operators.sql",
     "Saga": "runtime.saga",
     "SagaDivergedError": "core.errors",
     "last_rounds": "runtime.rounds",
@@ -69,15 +81,21 @@ __all__ = [
     "NotApplied",
     "Retry",
     "Saga",
+    "SagaAgentOperator",
     "SagaCancelledError",
+    "SagaCapability",
     "SagaDAG",
     "SagaDivergedError",
     "SagaError",
+    "SagaLLMOperator",
     "SagaOperator",
+    "SagaSQLOperator",
     "Secret",
+    "ToolAction",
     "Unavailable",
     "Unknown",
     "action",
+    "compensable",
     "compensation_dag",
     "last_rounds",
     "reconciler_dag",
@@ -90,3 +108,10 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def _databases() -> Any:
+    return import_module(f"{__name__}.capsules.databases")
+
+
+set_databases(_databases)

@@ -7,6 +7,7 @@ may wait for a person for days.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from airflow_saga.core.errors import ActionDeclarationError
 from airflow_saga.core.identity import UNDO_TASK_PREFIX, check_dag_id, check_task_id, compensation_dag_id
 from airflow_saga.graph import SagaPolicy, is_mapped, next_steps_of, set_policy, steps_of
 from airflow_saga.operators.answers import ApplyOperator, ReviewOperator
+from airflow_saga.operators.compensable import declare_operators
 from airflow_saga.operators.compensation import (
     APPLY_TASK,
     GONE_TASK,
@@ -120,7 +122,16 @@ def reconciler_dag(
     return dag
 
 
+def _adopt_agents(dag: DAG) -> None:
+    """Only where the file uses them: the provider is not a dependency, and loading it takes seconds."""
+    if "airflow.providers.common.ai.operators" in sys.modules:
+        from airflow_saga.operators.agent import adopt_agents
+
+        adopt_agents(dag.tasks)
+
+
 def _generate(dag: DAG, notifiers: list[Any]) -> DAG:
+    _adopt_agents(dag)
     steps = {task.task_id: task for task in steps_of(dag)}
     for task_id in steps:
         check_task_id(task_id)
@@ -128,6 +139,7 @@ def _generate(dag: DAG, notifiers: list[Any]) -> DAG:
         raise ActionDeclarationError(
             f"{dag.dag_id} has no saga step, so nothing to undo: use SagaOperator or @task.saga, or a plain DAG"
         )
+    declare_operators(dag.dag_id, steps.values())
     with DAG(
         compensation_dag_id(dag.dag_id),
         schedule=None,

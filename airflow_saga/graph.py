@@ -34,6 +34,8 @@ def mapped_item(operator: Any) -> dict[str, Any]:
     :param operator: the unmapped operator as it runs, its arguments rendered.
     """
     declared = operator.dag.get_task(operator.task_id) if operator.has_dag() else operator
+    if not hasattr(operator, "op_kwargs"):
+        return _mapped_fields(operator, declared)
     if getattr(declared, "is_mapped", False):
         partial = declared.partial_kwargs
         whole = {name: getattr(operator, name) for name in ("op_args", "op_kwargs") if name not in partial}
@@ -52,6 +54,20 @@ def mapped_item(operator: Any) -> dict[str, Any]:
         if _is_mapped_argument(value)
     }
     return named | placed
+
+
+def _mapped_fields(operator: Any, declared: Any) -> dict[str, Any]:
+    """For an operator of any provider: what it is mapped over is in its template fields."""
+    fields = [name for name in operator.template_fields if hasattr(operator, name)]
+    if getattr(declared, "is_mapped", False):
+        expanded = getattr(declared.expand_input, "value", None)
+        names = expanded if isinstance(expanded, dict) else set(fields) - set(declared.partial_kwargs)
+        return {name: getattr(operator, name) for name in fields if name in names}
+    if mapped_group_of(declared) is None:
+        return {}
+    return {
+        name: getattr(operator, name) for name in fields if _is_mapped_argument(getattr(declared, name, None))
+    }
 
 
 def _is_mapped_argument(value: Any) -> bool:

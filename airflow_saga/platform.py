@@ -25,16 +25,16 @@ class SupervisorPlatform:
     """Any run, asked from inside any task."""
 
     def run_state(self, dag_id: str, run_id: str) -> str | None:
-        run = self._run(dag_id, run_id)
+        run = self.run(dag_id, run_id)
         return None if run is None else str(getattr(run.state, "value", run.state))
 
     def run_clear_number(self, dag_id: str, run_id: str) -> int:
-        run = self._run(dag_id, run_id)
+        run = self.run(dag_id, run_id)
         return 0 if run is None else int(run.clear_number or 0)
 
     def failed_run(self, dag_id: str, run_id: str) -> FailedRun:
         """Told from what became of its tasks; the audit log, which has it for certain, no task can read."""
-        run = self._run(dag_id, run_id)
+        run = self.run(dag_id, run_id)
         over = (
             None
             if run is None or run.end_date is None
@@ -89,7 +89,8 @@ class SupervisorPlatform:
             return False
         return True
 
-    def _run(self, dag_id: str, run_id: str) -> Any:
+    def run(self, dag_id: str, run_id: str) -> Any:
+        """The DAG run as Airflow tells its tasks of it; None if there is none."""
         from airflow.sdk.exceptions import AirflowRuntimeError
         from airflow.sdk.execution_time.comms import DagRunResult, GetDagRun
         from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS

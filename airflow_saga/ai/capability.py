@@ -49,7 +49,7 @@ from airflow_saga.core.errors import (
     in_doubt_by,
 )
 from airflow_saga.core.policies import DEFAULT_TIMEOUT
-from airflow_saga.runtime.calls import in_batch
+from airflow_saga.runtime.calls import from_log, in_batch
 
 if TYPE_CHECKING:
     from pydantic_ai.capabilities import (
@@ -233,16 +233,14 @@ class SagaCapability(AbstractCapability[AgentDepsT]):
         handler: WrapToolExecuteHandler,
     ) -> Any:
         self._from_log.add(call.tool_call_id)
-        tool = self.tools.get(call.tool_name)
+        tool, kept = self.tools.get(call.tool_name), args
         batch = in_batch.set(_calls_in_last_answer(ctx) > 1)
         try:
             if tool in self._own:
-                return await self._as_action(handler, args)
+                return await self._as_action(ctx, handler, args)
             if tool is None:
-                tool, args_kept = self._undeclared(call.tool_name, ctx, args)
-            else:
-                args_kept = args
-            return await self._recorded(tool, args_kept, partial(handler, args))
+                tool, kept = self._undeclared(call.tool_name, ctx, args)
+            return await self._recorded(tool, kept, partial(handler, args))
         finally:
             in_batch.reset(batch)
 
@@ -290,12 +288,20 @@ class SagaCapability(AbstractCapability[AgentDepsT]):
         shown = shown_again(true)
         return shown_masked(shown) if self._masked else shown
 
-    async def _as_action(self, handler: WrapToolExecuteHandler, args: dict[str, Any]) -> Any:
+    async def _as_action(
+        self, ctx: RunContext[AgentDepsT], handler: WrapToolExecuteHandler, args: dict[str, Any]
+    ) -> Any:
         """A tool that is an action records itself; here only its refusals are told to the model."""
+        replayed: list[int] = []
+        token = from_log.set(replayed)
         try:
-            return await _to_its_end(handler(args))
+            result = await _to_its_end(handler(args))
         except NotApplied as no:
             raise for_the_model(no) from no
+        finally:
+            from_log.reset(token)
+        ctx.usage.tool_calls -= len(replayed)  # the attempt that made it has counted it
+        return result
 
 
 def _stopping(said: Exception) -> Exception:

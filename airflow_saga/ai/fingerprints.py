@@ -114,7 +114,7 @@ def _of_part(part: Any, from_log: Collection[str]) -> Any:
         content = None if part.tool_call_id in from_log else part.content
         return ["tool-return", part.tool_name, str(part.outcome), content]
     if isinstance(part, BaseToolCallPart):
-        return [part.part_kind, part.tool_name, part.args_as_dict() if part.has_content() else {}]
+        return ["tool-call", part.tool_name, part.args_as_dict() if part.has_content() else {}]
     if isinstance(part, RetryPromptPart):
         return ["retry", part.tool_name, part.content]
     return _plain(part)

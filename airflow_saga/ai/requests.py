@@ -232,7 +232,7 @@ class RecordedModel(WrapperModel):
         params = self._fingerprints.of_request(
             self.wrapped.model_id, messages, dict(prepared or {}), prepared_parameters, self._from_log
         )
-        once = ModelSettings(**{**(settings or {}), "max_retries": 0})  # type: ignore[typeddict-item]
+        once = ModelSettings(**{**(settings or {}), "max_retries": 0})
         exchange = Exchange(self.wrapped, messages, once, parameters, run_context, params)
         recorded = await self._action(exchange=exchange)
         if exchange.response is not None:

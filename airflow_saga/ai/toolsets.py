@@ -51,16 +51,14 @@ def actions_as_toolset(actions: Sequence[Action[Any, Any]]) -> FunctionToolset[A
 
 def _as_function(action: Action[Any, Any]) -> Callable[..., Any]:
     """A plain function with the action's signature, without ``key``: what a tool's schema is made from."""
-    if action.is_async:
 
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return await action(*args, **kwargs)
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        return await action(*args, **kwargs)
 
-    else:
+    def call_sync(*args: Any, **kwargs: Any) -> Any:
+        return action(*args, **kwargs)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return action(*args, **kwargs)
-
+    call: Callable[..., Any] = call_async if action.is_async else call_sync
     functools.update_wrapper(call, action.fn)
     call.__annotations__ = {k: v for k, v in inspect.get_annotations(action.fn).items() if k != "key"}
     call.__signature__ = action.signature  # type: ignore[attr-defined]

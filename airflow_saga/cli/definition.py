@@ -84,6 +84,12 @@ ARG_RETENTION_DAYS = Arg(
     help="Instead of [saga] retention_days",
 )
 ARG_YES = Arg(("-y", "--yes"), help="Do not ask", action="store_true")
+ARG_RECEIPTS = Arg(
+    ("--receipts",),
+    help="Make the table of receipts in a database of yours, for saga.sql and the capsules that write rows",
+    action="store_true",
+)
+ARG_CONN_ID = Arg(("--conn-id",), metavar="CONN", help="With --receipts: the connection to that database")
 
 _SAGA = (ARG_DAG_ID, ARG_RUN_ID)
 _EVERY = (ARG_OUTPUT, ARG_VERBOSE)
@@ -96,12 +102,17 @@ def _command(
     return ActionCommand(name, help_text, loaded, (*args, *_EVERY), description=description)
 
 
-def _db_command(name: str, help_text: str) -> ActionCommand:
-    return ActionCommand(name, help_text, lazy_load_command(f"{_UPKEEP}.db_{name}"), _EVERY)
+def _db_command(name: str, help_text: str, *args: Arg) -> ActionCommand:
+    return ActionCommand(name, help_text, lazy_load_command(f"{_UPKEEP}.db_{name}"), (*args, *_EVERY))
 
 
 _DB_COMMANDS = (
-    _db_command("migrate", "Make the tables of the saga store, or bring them to this version"),
+    _db_command(
+        "migrate",
+        "Make the tables of the saga store, or bring them to this version",
+        ARG_RECEIPTS,
+        ARG_CONN_ID,
+    ),
     _db_command("check", "Say whether the tables of the saga store fit this version"),
 )
 _SAGA_COMMANDS = (

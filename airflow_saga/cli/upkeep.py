@@ -9,9 +9,10 @@ from dataclasses import asdict
 import psycopg
 
 from airflow_saga import metadata
+from airflow_saga.capsules.databases import make_table
 from airflow_saga.cli.display import complain, data_text, plural
 from airflow_saga.cli.doctor import Level, examine
-from airflow_saga.cli.verb import DONE, REFUSED, Answer, say, store, verb
+from airflow_saga.cli.verb import DONE, REFUSED, Answer, say, store, usage, verb
 from airflow_saga.core.errors import VerbRefusedError
 from airflow_saga.runtime.reconcile import Reconciler
 from airflow_saga.settings import Settings, store_address
@@ -24,6 +25,8 @@ from airflow_saga.store.sweep import SweepVerbs
 
 @verb(writes=True)
 def db_migrate(args: Namespace) -> Answer:
+    if args.receipts or args.conn_id:
+        return _make_receipts(args)
     with store_address().open() as connection:
         before = revision_of(connection)
         upgrade(connection)
@@ -31,6 +34,20 @@ def db_migrate(args: Namespace) -> Answer:
         where = _database(connection)
     done = f"was at {after} already" if before == after else f"is at {after} now, was {before or 'empty'}"
     return say(args, f"the saga store {where} {done}", {"database": where, "before": before, "after": after})
+
+
+def _make_receipts(args: Namespace) -> Answer:
+    if not (args.receipts and args.conn_id):
+        usage("--receipts and --conn-id CONN go together: which database is the table of receipts for?")
+    made = make_table(args.conn_id)
+    done = (
+        "has the table airflow_saga_receipts now" if made else "had the table airflow_saga_receipts already"
+    )
+    return say(
+        args,
+        f"the database of connection {args.conn_id!r} {done}",
+        {"conn_id": args.conn_id, "made": made},
+    )
 
 
 @verb(writes=False)

@@ -25,6 +25,8 @@ class ActionRecord:
     :ivar in_doubt: nobody knows whether the call took effect.
     :ivar attempt: which try of the compensation this is, from 1; 0 in a forward probe.
     :ivar later_token: what the previous try gave to ``Later(token)``.
+    :ivar deferred: of a deferrable operator that began and is not known to have ended: what its trigger was told, with
+        the id of the remote work (``{"trigger", "kwargs", "method", "method_kwargs"}``, secrets masked); else None.
     """
 
     dag_id: str
@@ -41,6 +43,7 @@ class ActionRecord:
     attempt: int = 0
     result_lost: bool = False
     later_token: Any = None
+    deferred: Any = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,8 @@ class ActionRow:
     :ivar tries_before: of its ``tries``, those that no longer count: a clear grants new ones.
     :ivar lands_by: until then an attempt that did not report may still take effect (A1).
     :ivar kept: an undo of a later part of its step has left it standing on purpose.
+    :ivar deferred: it is PENDING without a process, and waits in Airflow's triggerer.
+    :ivar deferral: what its trigger was told, as kept; until the call is done.
     """
 
     action_id: int
@@ -198,6 +203,8 @@ class ActionRow:
     settled: bool
     residual: bool
     kept: bool
+    deferred: bool = False
+    deferral: str | None = None
 
 
 class RecordedCall(NamedTuple):

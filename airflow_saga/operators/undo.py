@@ -17,6 +17,7 @@ from airflow_saga.core import errors
 from airflow_saga.core.records import StepRow
 from airflow_saga.core.secret import set_secret_resolver
 from airflow_saga.core.states import StepState
+from airflow_saga.operators.carry_out import OperatorExecutor
 from airflow_saga.operators.compensation import MOST_MAPPED, open_store, planned_request
 from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.settings import Settings, resolve_secret, secrets_of_this_process, store_address
@@ -24,7 +25,20 @@ from airflow_saga.store.reader import Reader
 from airflow_saga.store.settle import SettleVerbs
 
 
-class UndoOperator(BaseOperator):
+class _Undoing(BaseOperator):
+    """A task that undoes steps. A kill is a flag for the undo, and handed on to an operator that it executes."""
+
+    _undo: StepUndo | None = None
+    _carried_out: OperatorExecutor | None = None
+
+    def on_kill(self) -> None:
+        if self._undo is not None:
+            self._undo.request_kill()
+        if self._carried_out is not None:
+            self._carried_out.on_kill()
+
+
+class UndoOperator(_Undoing):
     """Undo one step (or some indexes of a mapped one) action by action, newest first.
 
     :param step_task_id: the task of the saga DAG that is undone.
@@ -46,7 +60,6 @@ class UndoOperator(BaseOperator):
         self.step_task_id = step_task_id
         self.steps = dict(steps)
         self.indexes = indexes
-        self._undo: StepUndo | None = None
 
     template_fields: Sequence[str] = ("indexes",)
 
@@ -62,12 +75,8 @@ class UndoOperator(BaseOperator):
             done["standing"] += report.standing
         return done
 
-    def on_kill(self) -> None:
-        if self._undo is not None:
-            self._undo.request_kill()
 
-
-class GoneOperator(BaseOperator):
+class GoneOperator(_Undoing):
     """Undo the steps that no other task of this DAG undoes, as far as it is their turn.
 
     :param steps: the steps that the DAG file has: task_id → whether it is mapped.
@@ -78,7 +87,6 @@ class GoneOperator(BaseOperator):
     def __init__(self, *, steps: Mapping[str, bool], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.steps = dict(steps)
-        self._undo: StepUndo | None = None
 
     def execute(self, context: Any) -> list[str]:
         request_uuid = planned_request(context)
@@ -88,10 +96,6 @@ class GoneOperator(BaseOperator):
         if not undone:
             raise AirflowSkipException("each step of the plan has a task of its own that undoes it")
         return undone
-
-    def on_kill(self) -> None:
-        if self._undo is not None:
-            self._undo.request_kill()
 
 
 def undo_gone(
@@ -140,6 +144,7 @@ def _gone(request_uuid: UUID, steps: Mapping[str, bool]) -> list[StepRow]:
 def undo_step(operator: Any, context: Any, request_uuid: UUID, task_id: str, map_index: int) -> Any:
     """One attempt to undo one step, its errors said in Airflow's terms."""
     set_secret_resolver(resolve_secret)
+    carry_out = OperatorExecutor(context)
     undo = StepUndo(
         store_address(),
         request_uuid,
@@ -148,8 +153,9 @@ def undo_step(operator: Any, context: Any, request_uuid: UUID, task_id: str, map
         map_index,
         Settings.load().limits(),
         secrets_of_this_process(),
+        execute=carry_out,
     )
-    operator._undo = undo
+    operator._undo, operator._carried_out = undo, carry_out
     try:
         return undo.run()
     except errors.UndoFencedError as fenced:
@@ -157,7 +163,7 @@ def undo_step(operator: Any, context: Any, request_uuid: UUID, task_id: str, map
     except errors.StepInterrupted as stop:
         raise AirflowException(f"{stop}; the next try goes on where this one stopped") from stop
     finally:
-        operator._undo = None
+        operator._undo = operator._carried_out = None
 
 
 class IndexesOperator(BaseOperator):

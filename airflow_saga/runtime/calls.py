@@ -30,6 +30,9 @@ current_action: contextvars.ContextVar[str | None] = contextvars.ContextVar("cur
 in_batch: contextvars.ContextVar[bool] = contextvars.ContextVar("in_batch", default=False)
 """The calls of this context belong to a batch whose order means nothing, whichever of them begins first."""
 
+from_log: contextvars.ContextVar[list[int] | None] = contextvars.ContextVar("from_log", default=None)
+"""Gathers the seqs of the calls of this context that the log has answered, where somebody wants to know."""
+
 
 @dataclass(eq=False)
 class RunningCall:

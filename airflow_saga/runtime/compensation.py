@@ -57,6 +57,7 @@ class Compensations:
             attempt=attempt,
             result_lost=row.result_lost,
             later_token=None if row.later_token is None else codec.decode(row.later_token),
+            deferred=None if row.deferral is None else codec.decode(row.deferral),
         )
 
     def undo_key(self, row: ActionRow) -> str:

@@ -106,7 +106,7 @@ class Doubts:
         return (yield from self.find_out(call, row.tries, doubt))
 
     def find_out(self, call: Call, tries: int, problem: BaseException) -> Generator[Op, Any, Verdict]:
-        """What became of it, or another try; raises ``problem`` where nobody can tell and it may not be called again."""
+        """What became of it, or another try; raises ``problem`` where nobody can tell and it may not be made again."""
         action = call.action
         used, most = call.used(tries), action.retry.tries
         if action.verify is None and not (action.idempotent and used < most):

@@ -38,6 +38,7 @@ from airflow_saga.runtime.turns import Turns
 from airflow_saga.runtime.watch import Watch
 from airflow_saga.runtime.writer import Writer
 from airflow_saga.store.connect import Address
+from airflow_saga.store.deferral import DeferralVerbs
 from airflow_saga.store.steps import Checkpoint, Reading
 
 log = logging.getLogger(__name__)
@@ -128,6 +129,19 @@ class Journal:
     def ask_with(self, verb: Callable[[psycopg.Connection], R], ticket: Ticket[R]) -> None:
         """As :meth:`ask`, answered through the ticket."""
         self._handover.put(lambda work: work.asked.append((verb, ticket)))
+
+    def park(self, seq: int, deferral: str, summary: str) -> bool:
+        """The call of this seq waits in Airflow's triggerer: the log says so, and it ends without an outcome here.
+
+        False: a newer attempt or the undo owns the step.
+        """
+
+        def write(connection: psycopg.Connection) -> bool:
+            parked = DeferralVerbs(connection).park_if_held(self.step, seq, deferral, summary)
+            self._writer.let_go(seq)
+            return parked
+
+        return self.ask(write)
 
     def watch(self, call: RunningCall) -> None:
         """A call has begun; if it may end before the next heartbeat, its deadline is looked at at once."""

@@ -27,7 +27,7 @@ from airflow_saga.core.identity import action_key
 from airflow_saga.core.records import Intent, Outcome, RecordedCall, SagaRow, StepRow
 from airflow_saga.core.states import ActionState, Effect
 from airflow_saga.runtime import codec
-from airflow_saga.runtime.calls import current_action, in_batch
+from airflow_saga.runtime.calls import current_action, from_log, in_batch
 from airflow_saga.runtime.doubt import Call, Doubts, Known, Verdict, recorded_result
 from airflow_saga.runtime.drive import (
     Ask,
@@ -354,6 +354,8 @@ def _is_answered(action: Action[Any, Any], row: RecordedCall) -> bool:
 
 
 def _answer(row: RecordedCall) -> Any:
+    if (gathered := from_log.get()) is not None:
+        gathered.append(row.seq)
     if row.state == ActionState.FAILED:
         raise RefusedForGood(codec.decode(row.result or "null"))
     return recorded_result(row)

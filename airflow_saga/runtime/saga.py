@@ -6,11 +6,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from airflow_saga.core.errors import StepFencedError
-from airflow_saga.runtime import codec
+from airflow_saga.runtime import codec, statements
 from airflow_saga.store.rewind import RewindVerbs
 from airflow_saga.store.steps import Checkpoint
 
 if TYPE_CHECKING:
+    from airflow_saga.core.actions import Marker
     from airflow_saga.core.records import StepRow
     from airflow_saga.runtime.journal import Journal
     from airflow_saga.runtime.replay import Replay
@@ -76,6 +77,31 @@ class Saga:
         if waiting == 1 or waiting % self._journal.limits.checkpoint_every == 0:
             self._journal.checkpoint_waits(long_enough=waiting > 1)
 
+    def sql(
+        self,
+        conn_id: str,
+        statement: str,
+        params: statements.Params | None = None,
+        *,
+        compensate: str | Marker,
+    ) -> Any:
+        """Run one SQL statement as an action, together with a receipt of it in the same transaction.
+
+        So it takes effect exactly once, whatever is killed or retried, and so does its undo: nothing stays in doubt.
+        The database needs the table of receipts: ``airflow saga db migrate --receipts --conn-id CONN`` makes it.
+
+        :param conn_id: an Airflow connection to a database (any ``DbApiHook``).
+        :param statement: one statement, without ``COMMIT``, in the driver's own style (``%(name)s`` on Postgres).
+        :param params: by name, or by place. A ``Secret`` is revealed for the statement and logged by its name.
+        :param compensate: the SQL that undoes it, with the named ``params`` and what the statement RETURNed as its
+            parameters; it runs once for each row that was RETURNed, so not at all where none was. Or
+            ``NON_COMPENSABLE``; or ``READ_ONLY``, which takes no receipt and keeps nothing that the statement changes.
+        :returns: the rows as dicts where the statement returned any kind of rows, else how many it changed.
+        :raises NotApplied: it failed, or the table of receipts is missing; nothing of it was kept. Like any action it
+            is tried again before the body gets to hear of it, and an Airflow retry does not repeat what is DONE.
+        """
+        return statements.call(conn_id, statement, params, compensate)
+
     def resume_from(self, default: Any = None) -> Any:
         """The newest checkpoint of an earlier attempt, or ``default``; the body goes on from there.
 
@@ -87,7 +113,7 @@ class Saga:
         """
         if self._step.checkpoint is None:
             return default
-        if self._replay.position() > 1 or self._latest != self._step.checkpoint:
+        if self._replay.asked or self._latest != self._step.checkpoint:
             raise RuntimeError(
                 f"{self._step.label}: resume_from() comes first, before the step calls an action or makes a checkpoint"
             )

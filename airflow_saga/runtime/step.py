@@ -27,6 +27,7 @@ from airflow_saga.core.errors import (
 from airflow_saga.core.records import ActionRow, Attempt, RecordedCall, SagaRow, StepRow
 from airflow_saga.core.states import Cause, Mode, StepState
 from airflow_saga.runtime import codec
+from airflow_saga.runtime.deferral import DeferredCallStandsError
 from airflow_saga.runtime.journal import Journal
 from airflow_saga.runtime.ports import Limits, TaskPlatform
 from airflow_saga.runtime.recorder import Recorder
@@ -70,6 +71,7 @@ class StepRun:
 
     :param on_divergence: ``"undo"``: where a resumed body asks for another action than the recorded one, what it did
         from there on is undone, and it goes on live; ``"stop"``: it fails.
+    :param recorder: what records the calls; an operator's is one that can leave them to the triggerer.
     :param ends_after_seconds: the task's ``execution_timeout``, for a body that swallows the exception Airflow raises.
     """
 
@@ -83,6 +85,7 @@ class StepRun:
         actions: Registry = registry,
         ends_after_seconds: float | None = None,
         on_divergence: str = "stop",
+        recorder: type[Recorder] = Recorder,
     ) -> None:
         self.attempt = replace(attempt, lease_seconds=limits.lease_seconds)
         self.address = address
@@ -92,6 +95,7 @@ class StepRun:
         self.actions = actions
         self.journal: Journal | None = None
         self.on_divergence = on_divergence
+        self.recorder = recorder
         self._killed_early = False
         self._ends_by = None if ends_after_seconds is None else time.monotonic() + ends_after_seconds
 
@@ -178,14 +182,14 @@ class StepRun:
     ) -> StepResult:
         journal = Journal(self.address, connection, saga, step, self.limits, self._ends_by)
         replay = Replay(recorded, self.attempt.label)
-        recorder = Recorder(journal, saga, step, replay, self.secrets, self.limits)
+        recorder = self.recorder(journal, saga, step, replay, self.secrets, self.limits)
         handle = Saga(journal, saga.dag_id, saga.run_id, step, self.secrets, replay)
         self.journal = journal
         if self._killed_early:
             journal.request_kill()
         self.actions.close(self.attempt.label)
         journal.start()
-        set_caller(recorder.call)
+        set_caller(recorder.call, recorder.recall)
         try:
             output = self._run_body(body, handle)
             if recorder.diverged is not None:
@@ -252,7 +256,7 @@ class StepRun:
 
     def _diverged(self, journal: Journal, step: StepRow, diverged: SagaDivergedError) -> BaseException:
         """It is stopped; where the task wants that, what it did from there on is undone, and then it comes again."""
-        if self.on_divergence != "undo":
+        if self.on_divergence != "undo" and not isinstance(diverged, DeferredCallStandsError):
             return diverged
         try:
             request = journal.ask(

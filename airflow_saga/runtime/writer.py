@@ -70,6 +70,10 @@ class Writer:
                 why = "interrupted before its outcome was known"
                 work.outcomes.append(Outcome(seq, ActionState.IN_DOUBT, error=why, own=False, tries=tries))
 
+    def let_go(self, seq: int) -> None:
+        """This call will have no outcome of this process."""
+        self._open.pop(seq, None)
+
     def write_if_due(self) -> None:
         handover = self._handover
         work = handover.work

@@ -172,6 +172,7 @@ class FreezeVerbs:
         whole = cut.from_seq == 0 and not goes_on
         self.connection.execute(Q.seize_step, {"step_id": step.step_id, "whole": whole})
         self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
+        self.connection.execute(Q.stop_deferred, {"step_id": step.step_id})
         if cut.from_seq > 0:
             place = {"step_id": step.step_id, **cut._asdict()}
             self.connection.execute(Q.cut_step, place)

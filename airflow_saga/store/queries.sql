@@ -19,6 +19,7 @@ WITH held AS MATERIALIZED (
         in_doubt = %(ended_state)s::text = 'IN_DOUBT' OR (%(ended_state)s::text = 'FAILED' AND a.in_doubt),
         result = %(ended_result)s::text, result_lost = %(ended_lost)s::bool, error = %(ended_error)s::text,
         finished_at = clock_timestamp(),
+        deferral = CASE WHEN %(ended_state)s::text <> 'DONE' THEN a.deferral END,
         lands_by = CASE WHEN %(ended_own)s::bool THEN NULL ELSE a.lands_by END
     FROM held
     WHERE held.fence = %(fence)s::int AND a.step_id = %(step_id)s::bigint AND a.generation = %(generation)s::int
@@ -40,15 +41,16 @@ WITH held AS MATERIALIZED (
 SELECT saga_state, step_state, fence, (SELECT seq FROM ended), (SELECT seq FROM begun) FROM held;
 
 -- name: reassert_intent
--- More than a second went by between an intent and its call (A1), or nobody knows whether the intent was committed:
--- all of begin's guards again, and a new time to land.
+-- More than a second went by between an intent and its call (A1), or nobody knows whether the intent was committed, or
+-- a call comes back from the triggerer: all of begin's guards again, and a new time to land.
 WITH held AS MATERIALIZED (
     SELECT g.state AS saga_state, s.state AS step_state, s.fence
     FROM airflow_saga.saga g, airflow_saga.step s
     WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint
     FOR SHARE
 ), again AS (
-    UPDATE airflow_saga.action a SET lands_by = clock_timestamp() + make_interval(secs => %(lands_seconds)s)
+    UPDATE airflow_saga.action a
+    SET lands_by = clock_timestamp() + make_interval(secs => %(lands_seconds)s), deferred = false
     FROM held
     WHERE held.fence = %(fence)s AND held.saga_state = 'RUNNING' AND held.step_state = 'RUNNING'
       AND a.step_id = %(step_id)s::bigint AND a.generation = %(generation)s AND a.seq = %(seq)s AND a.state = 'PENDING'
@@ -186,11 +188,53 @@ UPDATE airflow_saga.step SET removed = true WHERE step_id = ANY(%(step_ids)s::bi
 UPDATE airflow_saga.step SET clear_number = %(clear_number)s, ti_id = %(ti_id)s WHERE step_id = %(step_id)s;
 
 -- name: sweep_step
--- What the attempt before left open. Its call may still take effect until lands_by, which stays.
+-- What the attempt before left open. Its call may still take effect until lands_by, which stays. One that waits in the
+-- triggerer has no process to lose: it waits on.
 UPDATE airflow_saga.action
 SET state = 'IN_DOUBT', in_doubt = true, finished_at = clock_timestamp(),
     error = coalesce(error, 'the process that made this call was lost before it reported')
-WHERE step_id = %(step_id)s AND state = 'PENDING';
+WHERE step_id = %(step_id)s AND state = 'PENDING' AND NOT deferred;
+
+-- name: park_call
+-- A call waits in the triggerer from now on, and the attempt that made it ends.
+WITH held AS MATERIALIZED (
+    SELECT s.fence, s.state FROM airflow_saga.saga g, airflow_saga.step s
+    WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint FOR UPDATE OF s
+), parked AS (
+    UPDATE airflow_saga.action a SET deferred = true, deferral = %(deferral)s, note = %(note)s
+    FROM held
+    WHERE held.fence = %(fence)s AND held.state IN ('RUNNING', 'STOPPED') AND a.step_id = %(step_id)s
+      AND a.generation = %(generation)s AND a.seq = %(seq)s AND a.state = 'PENDING'
+    RETURNING a.action_id
+)
+UPDATE airflow_saga.step s SET state = 'STOPPED', lease_until = NULL, changed_at = clock_timestamp()
+FROM parked WHERE s.step_id = %(step_id)s
+RETURNING parked.action_id;
+
+-- name: parked_call
+SELECT * FROM airflow_saga.action
+WHERE step_id = %(step_id)s AND generation = %(generation)s AND state = 'PENDING' AND deferred LIMIT 1;
+
+-- name: note_deferral
+-- The step was taken away before its call could be parked: what the undo has to know of it is kept all the same.
+UPDATE airflow_saga.action SET deferral = %(deferral)s, note = %(note)s
+WHERE step_id = %(step_id)s AND generation = %(generation)s AND seq = %(seq)s AND state IN ('PENDING', 'IN_DOUBT');
+
+-- name: call_over
+-- The process that made the call saw it end, whatever it came to: what is still to land lands sooner.
+UPDATE airflow_saga.action a
+SET lands_by = least(a.lands_by, clock_timestamp() + make_interval(secs => %(settle_seconds)s))
+FROM airflow_saga.step s
+WHERE s.step_id = %(step_id)s AND s.fence = %(fence)s AND a.step_id = s.step_id AND a.generation = %(generation)s
+  AND a.seq = %(seq)s AND a.state = 'IN_DOUBT';
+
+-- name: stop_deferred
+-- Its step is undone, or its saga has expired, while a call of it waits in the triggerer: that has begun for certain,
+-- and will not be gone on with.
+UPDATE airflow_saga.action
+SET state = CASE WHEN in_doubt THEN 'IN_DOUBT' ELSE 'DONE' END, deferred = false, lands_by = NULL,
+    finished_at = clock_timestamp(), error = coalesce(error, 'stopped while it waited in the triggerer')
+WHERE step_id = %(step_id)s AND state = 'PENDING' AND deferred;
 
 -- name: grant_tries
 -- A clear grants new tries to what it may resume with. A refusal that the body coped with (it went on to another call)
@@ -283,7 +327,7 @@ SET state = 'IN_DOUBT', in_doubt = true, finished_at = clock_timestamp(),
     error = coalesce(a.error, 'the process that made this call was lost before it reported')
 FROM airflow_saga.step s
 WHERE s.step_id = %(step_id)s AND s.state = 'STOPPED' AND a.step_id = s.step_id AND a.state = 'PENDING'
-  AND a.lands_by <= clock_timestamp()
+  AND NOT a.deferred AND a.lands_by <= clock_timestamp()
 RETURNING a.action_id;
 
 -- name: actions_of_step
@@ -669,7 +713,7 @@ SELECT s.*, g.dag_id, g.run_id FROM airflow_saga.step s JOIN airflow_saga.saga g
 WHERE s.state IN ('RUNNING', 'STOPPED')
   AND (s.state = 'RUNNING' AND s.lease_until <= clock_timestamp() OR s.state = 'STOPPED' AND EXISTS (
        SELECT 1 FROM airflow_saga.action a
-       WHERE a.step_id = s.step_id AND a.state = 'PENDING' AND a.lands_by <= clock_timestamp()))
+       WHERE a.step_id = s.step_id AND a.state = 'PENDING' AND NOT a.deferred AND a.lands_by <= clock_timestamp()))
 ORDER BY s.step_id LIMIT %(limit)s;
 
 -- name: lost_a_worker

@@ -109,6 +109,7 @@ class SettleVerbs:
                 return None
             for step in many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga_id}):
                 self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
+                self.connection.execute(Q.stop_deferred, {"step_id": step.step_id})
                 self.connection.execute(Q.let_go_of_kept, {"step_id": step.step_id})
                 self.connection.execute(Q.expire_step, {"step_id": step.step_id})
             request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga_id})

@@ -68,6 +68,7 @@ def test_a_replayed_turn_costs_no_request_and_no_token_of_this_attempt(lab: Lab,
 
     assert lab.step(body).output == "bye"
     assert seen[0].requests == 1
+    assert seen[0].tool_calls == 0
     live = model.requests[-1]["messages"]
     assert seen[0].input_tokens == sum(len(str(m.get("content") or "")) for m in live) // 4 + 1
 

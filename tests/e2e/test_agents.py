@@ -135,7 +135,7 @@ def test_what_stands_after_an_agent_was_undone_is_named(scene: Scene) -> None:
 
 def test_an_undeclared_tool_waits_for_a_person_and_its_siblings_are_not_called_again(scene: Scene) -> None:
     trip, model = cast(scene, "agent_asks")
-    model.script(booking(trip, "hotels", "flights", "payments"), says("done"))
+    model.script(booking(trip, "hotels", "cars", "payments"), says("done"))
     trip.start()
     trip.wait(lambda: trip.task_state("agent") == "awaiting_input", SOON, "it asks")
     trip.wait(lambda: len(trip.calls()) == 2, SOON, "the others were called")
@@ -146,12 +146,12 @@ def test_an_undeclared_tool_waits_for_a_person_and_its_siblings_are_not_called_a
     trip.airflow.request("PATCH", where, answer)
 
     trip.wait_saga("COMPLETED")
-    assert trip.net.kinds == {"hotels": 1, "flights": 1, "payments": 1}
+    assert trip.net.kinds == {"hotels": 1, "cars": 1, "payments": 1}
     assert len(trip.calls()) == 3
     assert [row["turn"] for row in model.requests] == [0, 1]
     approved = trip.action("undeclared_tool")
     assert approved.effect == "NON_COMPENSABLE"
-    assert json.loads(approved.params)["tool"] == "flights"
+    assert json.loads(approved.params)["tool"] == "cars"
 
 
 def test_a_model_alone_is_a_step_and_its_answer_is_not_paid_twice(scene: Scene) -> None:

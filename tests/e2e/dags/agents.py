@@ -72,6 +72,11 @@ def messages(trip: str) -> dict:
     return travel.book("messages", {"trip": trip}, idempotency_key=action_key())
 
 
+def cars(trip: str) -> dict:
+    """Rent a car for a trip. Nobody says how to undo it."""
+    return travel.book("cars", {"trip": trip}, idempotency_key=action_key())
+
+
 UNDO = {
     "hotels": ToolAction(cancel, verify=find, timeout=timedelta(seconds=20)),
     "payments": cancel,
@@ -84,7 +89,7 @@ UNDO = {
 }
 TOOLS: dict[str, Any] = {"tools": [hotels, payments, messages]}
 capability = SagaCapability(UNDO, actions=[weather, flights])
-asking = SagaCapability(UNDO | {"payments": cancel}, undeclared="ask")
+asking = SagaCapability(UNDO, undeclared="ask")
 
 
 def shop() -> list[Any]:
@@ -156,7 +161,7 @@ with SagaDAG("agent_asks", schedule=None):
         llm_conn_id=LLM,
         model_id=MODEL,
         prompt="to Lisbon",
-        agent_params={"tools": [hotels, payments, flights.fn]},
+        agent_params={"tools": [hotels, payments, cars]},
         capabilities=[asking],
     )
 
