@@ -16,7 +16,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo demo-agent demo-up demo-down test test-fast test-unit test-chaos test-e2e bench lint type format \
+.PHONY: help install services demo demo-agent demo-up demo-down test test-fast test-unit test-chaos test-e2e bench lint type format \
 	constraints clean
 
 help: ## List the targets
@@ -53,7 +53,7 @@ demo-down: ## Stop what demo-up left running, and remove it
 
 test: lint type test-unit test-chaos test-e2e ## Everything that must pass before a change lands
 
-test-fast: install ## The tests that need no Airflow processes and kill nothing
+test-fast: install services ## The tests that need no Airflow processes and kill nothing
 	$(PYTEST) -n $(WORKERS) -m "not e2e and not chaos and not slow"
 
 # Real processes on a machine that does other things too: what fails is run once more, by itself, before it counts.
@@ -61,7 +61,12 @@ define checked
 	$(PYTEST) $(1) || { test $$? -eq 1 && echo "--- once more, what failed:" && $(PYTEST) --last-failed --last-failed-no-failures=none $(2); }
 endef
 
-test-unit: install
+# What no wheel brings: an IMAP server, a payment service's mock, a small language model. Quick where all is there.
+services: install
+	$(BIN)/python -m tests.support.install_services
+	$(BIN)/python -m tests.support.small_model
+
+test-unit: install services
 	$(call checked,-n $(WORKERS) -m "not e2e and not chaos",-m "not e2e and not chaos")
 
 test-chaos: install
@@ -78,7 +83,7 @@ lint: install ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-type: install ## mypy, strict, on core, store and runtime
+type: install ## mypy, strict, on core, store, runtime and ai
 	$(BIN)/mypy $(STRICT)
 
 format: install ## Let ruff repair what it can

@@ -26,11 +26,11 @@ from pydantic_ai.usage import RequestUsage
 
 from airflow_saga.ai.fingerprints import Fingerprints, what_differs
 from airflow_saga.core.actions import READ_ONLY, Action, action
+from airflow_saga.core.identity import MODEL_REQUEST
 from airflow_saga.core.policies import Retry
 
 log = logging.getLogger(__name__)
 
-NAME = "model_request"
 DEFAULT_MODEL_TIMEOUT = timedelta(seconds=30)
 CHARACTERS_PER_TOKEN = 4
 """For an estimate where the provider told no usage."""
@@ -71,7 +71,9 @@ class Exchange:
             response = await self.model.request(self.messages, self.settings, self.parameters)
         except Exception as problem:
             self.failures.append(f"try {self.tries}: {type(problem).__name__}: {str(problem)[:300]}")
-            log.warning("%s failed, %s (the SDK makes no tries of its own)", NAME, self.failures[-1])
+            log.warning(
+                "a request to the model failed: %s (the client makes no tries of its own)", self.failures[-1]
+            )
             if isinstance(problem, ModelHTTPError) and problem.status_code in _NEVER_BETTER:
                 problem.final = True  # type: ignore[attr-defined]
             raise
@@ -171,7 +173,7 @@ def model_request_action(timeout: timedelta, tries: int) -> Action[Any, Any]:
     made: Action[Any, Any] = action(
         _ask,
         compensate=READ_ONLY,
-        name=NAME,
+        name=MODEL_REQUEST,
         timeout=timeout,
         retry=Retry(tries=tries),
         kind=ModelRequestAction,

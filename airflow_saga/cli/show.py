@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from airflow_saga.cli.conversation import in_words
 from airflow_saga.cli.display import Display, moment, short, span
 from airflow_saga.cli.story import Move, Story
 from airflow_saga.cli.timeline import Entry, forward_state, timeline
@@ -127,6 +128,9 @@ class Shown:
     def _call(self, action: ActionRow) -> str:
         result = "<not stored>" if action.result_lost else short(self._display.value(action.result))
         known = action.result is not None or action.result_lost
+        told = in_words(action.name, self._display.value(action.params), self._display.value(action.result))
+        if told is not None:
+            return told
         return short(self._display.value(action.params)) + (f" → {result}" if known else "")
 
     def _history(self) -> Iterator[str]:
@@ -193,7 +197,10 @@ def _line(entry: Entry) -> str:
 
 
 def _details(entry: Entry) -> Iterator[str]:
-    if entry.params is not None:
+    told = in_words(entry.what, entry.params, entry.result)
+    if told is not None:
+        yield told
+    elif entry.params is not None:
         result = f" → {short(entry.result)}" if entry.result is not None else ""
         yield f"{short(entry.params)}{result}"
     if entry.key:

@@ -16,6 +16,8 @@ DAG_ID_LIMIT = AIRFLOW_ID_LIMIT - len(COMPENSATION_SUFFIX)
 TASK_ID_LIMIT = 237
 """``undo.<task_id>.indexes`` has to be a legal task_id."""
 ACTION_NAME_LIMIT = 200
+MODEL_REQUEST = "model_request"
+"""Name of the action of every request to a model."""
 
 
 def action_key(saga_uuid: UUID, task_id: str, map_index: int, generation: int, seq: int) -> str:

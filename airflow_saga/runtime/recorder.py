@@ -330,7 +330,8 @@ class Recorder:
                 self._failed_reading(call, failure)
                 raise
             except BaseException as cut:
-                self._failed_reading(call, cut)
+                order = self.journal.stop_order
+                self._failed_reading(call, cut if order is None else order.error())
                 self.journal.check()
                 raise
             outcome, problem = self._done(call, tries, result)
