@@ -25,7 +25,7 @@ from pydantic_ai.tools import AgentDepsT, RunContext, ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset
 
 from airflow_saga.ai.fingerprints import Fingerprints
-from airflow_saga.ai.history import last_rounds, paired
+from airflow_saga.ai.history import Seen, last_rounds, paired
 from airflow_saga.ai.masking import masks_results, shown_masked
 from airflow_saga.ai.requests import DEFAULT_MODEL_TIMEOUT, RecordedModel, model_request_action
 from airflow_saga.ai.threads import ToolThreads
@@ -149,6 +149,7 @@ class SagaCapability(AbstractCapability[AgentDepsT]):
 
     def _begin_run(self) -> None:
         self._fingerprints = Fingerprints()
+        self._whole = Seen()
         self._from_log: set[str] = set()
         self._replayed: list[ModelResponse] = []
         self._warned = False
@@ -177,10 +178,14 @@ class SagaCapability(AbstractCapability[AgentDepsT]):
         self, ctx: RunContext[AgentDepsT], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         """The model gets a conversation that its provider takes, cut to its last rounds if that is wanted."""
-        messages = paired(request_context.messages, self._find_result)
-        request_context.messages = (
-            messages if self.keep_rounds is None else last_rounds(messages, self.keep_rounds)
-        )
+        messages = request_context.messages
+        whole = self._whole.grown_from(messages)
+        messages = [*messages[:whole], *paired(messages[whole:], self._find_result)]
+        self._whole.keep(messages)
+        if self.keep_rounds is not None:
+            messages = last_rounds(messages, self.keep_rounds)
+        if messages != request_context.messages:  # what is replaced is looked at anew by everybody after us
+            request_context.messages = messages
         return request_context
 
     async def after_model_request(

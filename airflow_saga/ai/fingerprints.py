@@ -25,6 +25,8 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_core import to_json
 
+from airflow_saga.ai.history import Seen
+
 VOLATILE = frozenset(
     {
         "timestamp",
@@ -61,7 +63,9 @@ class Fingerprints:
     """Of the requests of one run of an agent."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ModelMessage, str]] = {}
+        self._seen = Seen()
+        self._so_far = blake2b(digest_size=16)
+        """Of the messages that were seen."""
 
     def of_request(
         self,
@@ -75,9 +79,6 @@ class Fingerprints:
 
         :param from_log: the ids of tool calls whose results come from the log.
         """
-        conversation = blake2b(digest_size=16)
-        for message in messages:
-            conversation.update(self._of_message(message, from_log).encode())
         asked = {k: v for k, v in (settings or {}).items() if k not in _SETTINGS_THAT_SAY_NOTHING}
         return {
             "model": model,
@@ -86,17 +87,18 @@ class Fingerprints:
             "instructions": _digest([_instructions(messages), _plain(parameters.instruction_parts or [])]),
             "tools": _digest([_tools(parameters), str(parameters.output_mode)]),
             "prompt": _digest(_first_prompt(messages)),
-            "conversation": conversation.hexdigest(),
+            "conversation": self._of_conversation(messages, from_log),
         }
 
-    def _of_message(self, message: ModelMessage, from_log: Collection[str]) -> str:
-        known = self._known.get(id(message))
-        if known is not None and known[0] is message:
-            return known[1]
-        parts = [_of_part(part, from_log) for part in message.parts]
-        digest = _digest([message.kind, parts])
-        self._known[id(message)] = (message, digest)
-        return digest
+    def _of_conversation(self, messages: Sequence[ModelMessage], from_log: Collection[str]) -> str:
+        begin = self._seen.grown_from(messages)
+        if begin == 0:
+            self._so_far = blake2b(digest_size=16)
+        for message in messages[begin:]:
+            parts = [_of_part(part, from_log) for part in message.parts]
+            self._so_far.update(_digest([message.kind, parts]).encode())
+        self._seen.keep(messages)
+        return self._so_far.hexdigest()
 
 
 def what_differs(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:

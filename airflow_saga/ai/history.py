@@ -6,6 +6,7 @@ for a history that comes from elsewhere: kept in a checkpoint, handed from run t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,22 @@ INTERRUPTED = "Interrupted: nobody knows whether this call took effect."
 
 FindResult = Callable[[ToolCallPart], object]
 """What the log holds of a call; ``NOT_RECORDED`` if nothing."""
+
+
+class Seen:
+    """How much of a conversation that only grows has been looked at: a long one costs no more than what is new."""
+
+    def __init__(self) -> None:
+        self._seen: list[ModelMessage] = []
+
+    def grown_from(self, messages: Sequence[ModelMessage]) -> int:
+        """How many of its first messages were there the last time, as the same objects; 0 if any is another."""
+        seen = self._seen
+        same = len(messages) >= len(seen) and all(map(operator.is_, messages, seen))
+        return len(seen) if same else 0
+
+    def keep(self, messages: Sequence[ModelMessage]) -> None:
+        self._seen = list(messages)
 
 
 def nothing_recorded(call: ToolCallPart) -> object:

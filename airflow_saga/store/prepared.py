@@ -1,4 +1,4 @@
-"""The two statements of the hot path, run straight through libpq.
+"""The statements of the hot path, run straight through libpq.
 
 A cursor looks at each parameter of each call anew, which for these costs as much as the server's own work. Here the
 statement is prepared once per connection and its parameters go out as text; every type is cast in the SQL.

@@ -40,6 +40,52 @@ WITH held AS MATERIALIZED (
 )
 SELECT saga_state, step_state, fence, (SELECT seq FROM ended), (SELECT seq FROM begun) FROM held;
 
+-- name: write_forward_with_readings
+-- The same with any number of READ_ONLY calls beside it, as an agent has it: what the model said rides with the intent of
+-- the tool that it asked for. Rows are born in the order of their seqs.
+WITH held AS MATERIALIZED (
+    SELECT g.state AS saga_state, s.state AS step_state, s.fence
+    FROM airflow_saga.saga g, airflow_saga.step s
+    WHERE g.saga_id = %(saga_id)s::bigint AND s.step_id = %(step_id)s::bigint
+    FOR SHARE
+), ended AS (
+    UPDATE airflow_saga.action a
+    SET state = CASE WHEN %(ended_state)s::text = 'FAILED' AND a.in_doubt THEN 'IN_DOUBT'
+                     ELSE %(ended_state)s::text END,
+        in_doubt = %(ended_state)s::text = 'IN_DOUBT' OR (%(ended_state)s::text = 'FAILED' AND a.in_doubt),
+        result = %(ended_result)s::text, result_lost = %(ended_lost)s::bool, error = %(ended_error)s::text,
+        finished_at = clock_timestamp(),
+        lands_by = CASE WHEN %(ended_own)s::bool THEN NULL ELSE a.lands_by END
+    FROM held
+    WHERE held.fence = %(fence)s::int AND a.step_id = %(step_id)s::bigint AND a.generation = %(generation)s::int
+      AND a.seq = %(ended_seq)s::int AND a.state = 'PENDING'
+    RETURNING a.seq
+), births AS (
+    SELECT r.seq, r.parallel, r.name, r.version, r.effect, r.fingerprint, r.key, r.state, r.params, r.result, r.lost,
+           r.error, NULL::float8 AS lands_seconds
+    FROM json_to_recordset(%(readings)s::json) AS r(seq int, parallel bool, name text, version int, effect text,
+         fingerprint text, key text, state text, params text, result text, lost bool, error text)
+    UNION ALL
+    SELECT %(seq)s::int, %(parallel)s::bool, %(name)s::text, %(version)s::int, %(effect)s::text,
+           %(fingerprint)s::text, %(key)s::text, %(state)s::text, %(params)s::text, %(result)s::text, %(lost)s::bool,
+           %(error)s::text, %(lands_seconds)s::float8
+    FROM held
+    WHERE %(seq)s::int IS NOT NULL AND held.saga_state = 'RUNNING' AND held.step_state = 'RUNNING'
+), begun AS (
+    INSERT INTO airflow_saga.action (saga_id, step_id, generation, seq, parallel, name, version, effect, fingerprint,
+                                     key, state, params, result, result_lost, error, lands_by, finished_at)
+    SELECT %(saga_id)s::bigint, %(step_id)s::bigint, %(generation)s::int, b.seq, b.parallel, b.name, b.version,
+           b.effect, b.fingerprint, b.key, b.state, b.params, b.result, b.lost, b.error,
+           clock_timestamp() + make_interval(secs => b.lands_seconds),
+           CASE WHEN b.lands_seconds IS NULL THEN clock_timestamp() END
+    FROM held, births b
+    WHERE held.fence = %(fence)s::int
+    ORDER BY b.seq
+    ON CONFLICT ON CONSTRAINT one_action_per_seq DO NOTHING
+    RETURNING seq
+)
+SELECT saga_state, step_state, fence, (SELECT seq FROM ended), (SELECT array_agg(seq) FROM begun) FROM held;
+
 -- name: reassert_intent
 -- More than a second went by between an intent and its call (A1), or nobody knows whether the intent was committed, or
 -- a call comes back from the triggerer: all of begin's guards again, and a new time to land.

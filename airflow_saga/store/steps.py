@@ -5,6 +5,7 @@ Invariant: every write is guarded by the fence of the attach, so an attempt that
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import zip_longest
@@ -88,13 +89,16 @@ class StepVerbs:
         intents: Sequence[Intent],
         readings: Sequence[Reading] = (),
     ) -> Written:
-        """How calls ended, what READ_ONLY calls said, and which calls may begin: one commit, usually one statement."""
+        """How calls ended, what READ_ONLY calls said, and which calls may begin: one commit, and one statement unless
+        several calls end or begin at once."""
         if len(outcomes) <= 1 and len(intents) + len(readings) <= 1:
             outcome = outcomes[0] if outcomes else None
             birth = (intents[0], None) if intents else readings[0] if readings else None
             row = _WRITE_FORWARD.run(self.connection, write_params(step, outcome, birth))
             assert row is not None, "a step's rows are never deleted while it runs"
             return _written(row)
+        if len(outcomes) <= 1 and len(intents) <= 1:
+            return self._write_with_readings(step, outcomes, intents, readings)
         births = sorted([*((i, None) for i in intents), *readings], key=lambda birth: birth[0].seq)
         pairs = list(zip_longest(outcomes, births))
         rows = self._write_together([write_params(step, outcome, birth) for outcome, birth in pairs])
@@ -102,6 +106,22 @@ class StepVerbs:
         ended = frozenset(row[3] for row in rows if row and row[3] is not None)
         begun = frozenset(row[4] for row in rows if row and row[4] is not None)
         return Written(ended, begun, seen[0], seen[1], seen[2])
+
+    def _write_with_readings(
+        self,
+        step: StepRow,
+        outcomes: Sequence[Outcome],
+        intents: Sequence[Intent],
+        readings: Sequence[Reading],
+    ) -> Written:
+        outcome = outcomes[0] if outcomes else None
+        write = write_params(step, outcome, (intents[0], None) if intents else None)
+        write["readings"] = json.dumps([_told(*reading) for reading in readings])
+        row = _WRITE_WITH_READINGS.run(self.connection, write)
+        assert row is not None, "a step's rows are never deleted while it runs"
+        *seen, begun = row
+        seqs = frozenset() if begun is None else frozenset(map(int, begun[1:-1].split(b",")))
+        return _written([*seen, None])._replace(begun=seqs)
 
     def _write_together(self, writes: list[dict[str, Any]]) -> list[Any]:
         """What parallel calls have to say goes out in one round trip and one commit."""
@@ -236,6 +256,25 @@ _NO_BIRTH: dict[str, Any] = {
 
 
 _WRITE_FORWARD = Prepared("saga_write_forward", Q.write_forward)
+_WRITE_WITH_READINGS = Prepared("saga_write_with_readings", Q.write_forward_with_readings)
+
+
+def _told(intent: Intent, read: Outcome) -> dict[str, Any]:
+    """A READ_ONLY call as one row of the statement's JSON."""
+    return {
+        "seq": intent.seq,
+        "parallel": intent.parallel,
+        "name": intent.name,
+        "version": intent.version,
+        "effect": intent.effect,
+        "fingerprint": intent.fingerprint,
+        "key": intent.key,
+        "params": intent.params,
+        "state": read.state,
+        "result": read.result,
+        "lost": read.result_lost,
+        "error": read.error,
+    }
 
 
 def _written(row: list[bytes | None]) -> Written:

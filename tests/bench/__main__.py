@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 
@@ -23,6 +24,7 @@ BENCHES: dict[str, Callable[[Address, Report], None]] = {
     "cancel_seen_polling": cancels.cancel_seen_polling,
     "cancel_linear": cancels.cancel_linear,
     "agent_tool_call": agents.agent_tool_call,
+    "agent_turn": agents.agent_turn,
     "agent_1000": agents.agent_1000,
     "concurrent_8": lambda address, report: crowd.concurrent(address, report, 8),
     "concurrent_32": lambda address, report: crowd.concurrent(address, report, 32),
@@ -31,6 +33,7 @@ BENCHES: dict[str, Callable[[Address, Report], None]] = {
 
 
 def main(names: list[str]) -> int:
+    logging.disable(logging.WARNING)  # the lines are for machines, and a log line costs as much as an action
     _, bin_dir = next(iter(available_servers()))
     report = Report()
     with PostgresServer(bin_dir, durable=True) as server:
