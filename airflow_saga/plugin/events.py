@@ -17,6 +17,7 @@ class What(StrEnum):
     RUN_STARTED = "the run started"
     RUN_SUCCEEDED = "the run succeeded"
     RUN_FAILED = "the run failed"
+    TASK_PASSED = "the task was marked success in Airflow"
     TASK_MARKED = "the task was marked failed in Airflow"
     RUN_MARKED = "the run was marked failed in Airflow"
 

@@ -23,6 +23,7 @@ from airflow_saga.runtime.removed import undo_removed
 from airflow_saga.settings import forget_addresses, store_address
 from airflow_saga.store.connect import first_line
 from airflow_saga.store.decision import Decision
+from airflow_saga.store.deferral import DeferralVerbs
 from airflow_saga.store.migrate import check
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
@@ -112,9 +113,15 @@ class Follower:
             return True
         if saga is None:
             return True
-        if event.what is What.TASK_MARKED:
+        if event.what in (What.TASK_MARKED, What.TASK_PASSED):
             step = reader.step(saga.saga_id, event.task_id, event.map_index)
-            if step is not None and str(step.ti_id) == event.ti_id:
+            if step is None or str(step.ti_id) != event.ti_id:
+                return True
+            if event.what is What.TASK_PASSED:
+                decision = DeferralVerbs(connection).undo_parked_if_any(step, event.what.value)
+                if decision is not None:
+                    _start_undo(requests, decision, event)
+            else:
                 marked = runs.mark_step_if_running(event.dag_id, event.run_id, event.task_id, event.map_index)
                 log.info("%s%s", event, "" if marked else "; nothing to stop")
             return True

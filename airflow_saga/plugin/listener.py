@@ -73,23 +73,33 @@ class SagaListener:
     @quiet
     def on_task_instance_failed(self, previous_state: Any, task_instance: Any, error: Any) -> None:
         """Only a person's mark: a task that fails, or will be retried, is told by its own step and by the run's end."""
-        if not in_api_server() or in_task_process():
-            return
-        seen = vars(task_instance)
-        if forward_dag_id(seen["dag_id"]) is not None:
-            return
-        dispatch.hand_over(
-            Event(
-                What.TASK_MARKED,
-                "on_task_instance_failed",
-                seen["dag_id"],
-                seen["run_id"],
-                task_id=seen["task_id"],
-                map_index=seen["map_index"],
-                ti_id=str(seen["id"]),
-                message=str(error),
-            )
+        _see_task(What.TASK_MARKED, "on_task_instance_failed", task_instance, str(error))
+
+    @hookimpl
+    @quiet
+    def on_task_instance_success(self, previous_state: Any, task_instance: Any) -> None:
+        """Only a person's mark: one that is deferred then has nobody who ends its remote work."""
+        _see_task(What.TASK_PASSED, "on_task_instance_success", task_instance, "")
+
+
+def _see_task(what: What, hook: str, task_instance: Any, message: str) -> None:
+    if not in_api_server() or in_task_process():
+        return
+    seen = vars(task_instance)
+    if forward_dag_id(seen["dag_id"]) is not None:
+        return
+    dispatch.hand_over(
+        Event(
+            what,
+            hook,
+            seen["dag_id"],
+            seen["run_id"],
+            task_id=seen["task_id"],
+            map_index=seen["map_index"],
+            ti_id=str(seen["id"]),
+            message=message,
         )
+    )
 
 
 def _see_run(what: What, hook: str, dag_run: Any, message: str) -> None:

@@ -10,9 +10,12 @@ from typing import Any
 
 import psycopg
 
-from airflow_saga.core.records import ActionRow, StepRow
+from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
+from airflow_saga.core.states import Cause, RequestState, SagaState
 from airflow_saga.store.connect import retried
+from airflow_saga.store.decision import Decision, Verdict
 from airflow_saga.store.queries import Q
+from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import first, note, one, wake
 
 
@@ -54,6 +57,37 @@ class DeferralVerbs:
         """The call of this generation that waits in the triggerer, if there is one."""
         key = {"step_id": step.step_id, "generation": step.generation}
         return one(self.connection, ActionRow, Q.parked_call, key)
+
+    @retried
+    def undo_parked_if_any(self, step: StepRow, reason: str) -> Decision | None:
+        """Its task instance was ended by hand: nobody will wake it, so the call that it left is undone.
+
+        :returns: None where no call of it waits in the triggerer, or the saga does not run any more.
+        """
+        with self.connection.transaction():
+            saga = one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": step.saga_id})
+            if saga is None or saga.state not in (SagaState.RUNNING, SagaState.COMPLETED):
+                return None
+            parked = self.parked_call(step)
+            if parked is None:
+                return None
+            ask: dict[str, Any] = {
+                "scope": {step.step_id: 0},
+                "cause": Cause.USER,
+                "actor": "airflow",
+                "reason": f"{step.label}: {reason}",
+                "clear_number": saga.clear_number,
+            }
+            open_request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
+            frozen = open_request is not None and open_request.state == RequestState.FROZEN
+            if open_request is None or frozen:
+                state = RequestState.QUEUED if frozen else RequestState.REQUESTED
+                request = insert_request(self.connection, saga, state=state, **ask)
+            else:
+                request = widen_request(self.connection, open_request, **ask)
+            wake(self.connection, saga.saga_id, "undo")
+            message = f"{step.label}: what it left to the triggerer is undone, since {reason}"
+            return Decision(Verdict.CANCELLING, message, saga, request)
 
     @retried
     def over_if_held(self, step: StepRow, seq: int, settle_seconds: float) -> None:

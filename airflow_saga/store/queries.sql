@@ -55,6 +55,7 @@ WITH held AS MATERIALIZED (
         in_doubt = %(ended_state)s::text = 'IN_DOUBT' OR (%(ended_state)s::text = 'FAILED' AND a.in_doubt),
         result = %(ended_result)s::text, result_lost = %(ended_lost)s::bool, error = %(ended_error)s::text,
         finished_at = clock_timestamp(),
+        deferral = CASE WHEN %(ended_state)s::text <> 'DONE' THEN a.deferral END,
         lands_by = CASE WHEN %(ended_own)s::bool THEN NULL ELSE a.lands_by END
     FROM held
     WHERE held.fence = %(fence)s::int AND a.step_id = %(step_id)s::bigint AND a.generation = %(generation)s::int

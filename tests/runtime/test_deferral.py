@@ -15,6 +15,7 @@ from airflow_saga.core.policies import NO_RETRY
 from airflow_saga.core.records import ActionRecord, Applied
 from airflow_saga.runtime import codec
 from airflow_saga.runtime.deferral import CallDeferred, OperatorAction, OperatorRecorder
+from airflow_saga.store.deferral import DeferralVerbs
 from dags.support import travel
 from tests.runtime.lab import Lab, RunPlace, TaskPlace
 
@@ -286,3 +287,32 @@ def test_operator_that_failed_is_asked_about_after_what_it_sent_has_settled_not_
 
 def not_applied(record: ActionRecord) -> NotApplied:
     return NotApplied()
+
+
+# -- its task ended by hand -------------------------------------------------------------------------------------------
+
+
+def test_parked_call_of_a_task_that_was_marked_success_is_undone_and_asked_for_once(deferred: Lab) -> None:
+    (step,) = deferred.view().steps
+    verbs = DeferralVerbs(deferred.connection)
+
+    decision = verbs.undo_parked_if_any(step, "the task was marked success")
+    again = verbs.undo_parked_if_any(step, "the task was marked success")
+
+    assert decision is not None
+    assert decision.request is not None
+    assert again is not None
+    assert again.request == decision.request
+    assert deferred.saga_state() == "RUNNING"
+    deferred.freeze(decision.request.request_uuid)
+    deferred.undo_step(decision.request.request_uuid)
+    assert deferred.states() == [("job", "COMPENSATED")]
+    assert len(deferred.world.undo_calls("jobs")) == 1
+
+
+def test_nothing_is_undone_where_no_call_is_parked(lab: Lab) -> None:
+    run(lab, job(lambda: "done at once"))
+    (step,) = lab.view().steps
+
+    assert DeferralVerbs(lab.connection).undo_parked_if_any(step, "the task was marked success") is None
+    assert lab.states() == [("job", "DONE")]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_saga.core.records import Outcome, StepRow
+from airflow_saga.core.records import Intent, Outcome, StepRow
+from airflow_saga.store.queries import Q
 from airflow_saga.store.steps import Checkpoint
 from tests.store.scene import Scene
 
@@ -155,6 +156,61 @@ def test_parallel_calls_go_out_in_one_commit(each_scene: Scene) -> None:
     }
     stamps = each_scene.sql("SELECT DISTINCT xmin::text FROM airflow_saga.action WHERE seq <> 2")
     assert len(stamps) == 1
+
+
+def _heard(scene: Scene, step: StepRow, *seqs: int) -> list[tuple[Intent, Outcome]]:
+    """READ_ONLY calls with everything in them that JSON, SQL and Python write differently."""
+    said = '{"text": "\\u0000 \\"quoted\\" ü 日本 %(x)s {}", "n": null}'
+    return [
+        (
+            scene.intent(step, seq, name="model", effect="READ_ONLY", params='{"n": 1}'),
+            Outcome(seq, "DONE", said),
+        )
+        for seq in seqs
+    ]
+
+
+def test_what_was_read_rides_with_the_next_intent_in_one_commit(each_scene: Scene) -> None:
+    step = each_scene.attach()
+    each_scene.begin(step, 1)
+    heard = _heard(each_scene, step, 2, 3)
+    written = each_scene.write(
+        step, ended=[Outcome(1, "DONE", '"r1"')], begin=[each_scene.intent(step, 4)], read=heard
+    )
+    assert (written.ended, written.begun) == ({1}, {2, 3, 4})
+    rows = each_scene.view.actions
+    assert [(row.seq, row.state, row.name) for row in rows] == [
+        (1, "DONE", "book"),
+        (2, "DONE", "model"),
+        (3, "DONE", "model"),
+        (4, "PENDING", "book"),
+    ]
+    assert [row.action_id for row in rows] == sorted(row.action_id for row in rows), "born in their order"
+    assert (rows[1].result, rows[1].params, rows[1].lands_by) == (heard[0][1].result, '{"n": 1}', None)
+    assert rows[3].lands_by is not None
+    assert len(each_scene.sql("SELECT DISTINCT xmin::text FROM airflow_saga.action")) == 1
+
+
+def test_what_was_read_is_kept_where_the_intent_beside_it_is_refused(each_scene: Scene) -> None:
+    step = each_scene.attach()
+    each_scene.begin(step, 1)
+    each_scene.cancel()
+    written = each_scene.write(
+        step,
+        ended=[Outcome(1, "DONE", '"r1"')],
+        begin=[each_scene.intent(step, 3)],
+        read=_heard(each_scene, step, 2),
+    )
+    assert (written.ended, written.begun, written.saga_state) == ({1}, {2}, "CANCELLING")
+    assert each_scene.states() == {1: "DONE", 2: "DONE"}
+
+
+def test_what_was_read_by_a_process_that_lost_its_step_is_not_written(each_scene: Scene) -> None:
+    old = each_scene.attach()
+    new = each_scene.attach(try_number=2)
+    written = each_scene.write(old, begin=[each_scene.intent(old, 2)], read=_heard(each_scene, old, 1))
+    assert (written.begun, written.fence) == (frozenset(), new.fence)
+    assert each_scene.states() == {}
 
 
 def test_an_empty_write_only_reads_what_the_saga_wants(scene: Scene) -> None:
@@ -448,3 +504,11 @@ def test_a_recorded_action_is_read_by_its_seq(scene: Scene) -> None:
     row = scene.steps.recorded_action(step, 1)
     assert row == scene.action()
     assert scene.steps.recorded_action(step, 2) is None
+
+
+def test_what_an_outcome_does_is_written_alike_in_both_statements_of_the_hot_path() -> None:
+    def ended(statement: bytes) -> bytes:
+        return statement.partition(b"), ended AS (")[2].partition(b"RETURNING a.seq")[0]
+
+    assert ended(Q.write_forward)
+    assert ended(Q.write_forward) == ended(Q.write_forward_with_readings)

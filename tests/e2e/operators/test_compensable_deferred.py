@@ -101,6 +101,21 @@ def test_c01_run_marked_failed_or_saga_cancelled_while_a_task_is_deferred_cancel
     assert cancelled.calls("reports") == []
 
 
+def test_c01_task_marked_success_while_it_is_deferred_has_its_remote_work_cancelled_once(
+    scene: Scene,
+) -> None:
+    trip = _deferred(scene)
+
+    scene.airflow.patch_task(trip.dag_id, trip.run_id, "job", "success")
+
+    trip.world.await_received("jobs", 1, GRACE_SECONDS, verb="undo", trip=trip.run_id)
+    trip.wait_action(NAME, "COMPENSATED")
+    assert len(trip.undo_calls("jobs")) == 1
+    assert _told(trip)["kwargs"]["job_id"] == trip.calls("jobs")[0]["id"]
+    assert trip.net.of("jobs") == 0
+    trip.wait(lambda: trip.step("job").state == "UNDONE", SOON, "its step is undone")
+
+
 def test_c01_task_cleared_while_it_is_deferred_has_its_job_cancelled_once_and_starts_a_new_one(
     scene: Scene,
 ) -> None:
