@@ -206,10 +206,10 @@ def _resolve(conn_id: str) -> Address:
 def _open(connection: Connection) -> Any:
     from airflow.providers.postgres.hooks.postgres import PostgresHook
 
-    return PostgresHook(connection=_for_hook(connection)).get_conn()
+    return PostgresHook(connection=for_hook(connection)).get_conn()
 
 
-def _for_hook(connection: Any) -> Connection:
+def for_hook(connection: Any) -> Connection:
     """A copy in the form of the task SDK, with a limit to how long a silent host is waited for."""
     from airflow.sdk import Connection
 

@@ -257,7 +257,7 @@ def opened(conn_id: str, timeout_seconds: float) -> Iterator[Database]:
 def connect(conn_id: str) -> tuple[Any, str]:
     """A connection as Airflow's hook makes it, and the placeholder of its driver."""
     # Loaded here: Airflow's settings are read when it is imported, and a process that only shows help needs none.
-    from airflow_saga.settings import _for_hook, connection_of
+    from airflow_saga.settings import connection_of, for_hook
 
     found = connection_of(conn_id)
     if found is None:
@@ -265,7 +265,7 @@ def connect(conn_id: str) -> tuple[Any, str]:
     if found.conn_type in ("postgres", "postgresql"):
         from airflow.providers.postgres.hooks.postgres import PostgresHook
 
-        hook: Any = PostgresHook(connection=_for_hook(found))
+        hook: Any = PostgresHook(connection=for_hook(found))
     else:
         hook = found.get_hook()
     if not hasattr(hook, "placeholder"):

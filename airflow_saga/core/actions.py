@@ -316,7 +316,7 @@ def action(  # type: ignore[misc]  # the first overload's **options are these
             raise ActionDeclarationError(
                 f"action {named[:40]}…: its name is longer than {ACTION_NAME_LIMIT} characters"
             )
-        if isinstance(compensate, _Missing):
+        if isinstance(compensate, _Missing) or compensate is None:
             raise ActionDeclarationError(
                 f"action {named!r} says nothing about its undo: give compensate= a function of one ActionRecord, "
                 f"or NON_COMPENSABLE, or READ_ONLY."
