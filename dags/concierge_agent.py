@@ -8,6 +8,8 @@ is a connection away: `concierge_llm`, of the type `pydanticai`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from support import travel
@@ -24,6 +26,15 @@ from airflow_saga import (
 )
 
 PATIENCE = timedelta(seconds=10)
+
+
+@contextmanager
+def refusals_told() -> Iterator[None]:
+    """The agency said no, so nothing happened: the model is told, and goes on from there."""
+    try:
+        yield
+    except travel.Refused as no:
+        raise NotApplied(str(no)) from no
 
 
 @action(compensate=READ_ONLY)
@@ -45,10 +56,8 @@ def find_flight(record: ActionRecord) -> Applied | NotApplied:
 @action(compensate=cancel_flight, verify=find_flight, timeout=PATIENCE)
 def book(flight: str, trip: str, *, key: str) -> dict:
     """Book a flight for a trip."""
-    try:
+    with refusals_told():
         return travel.book_flight({"id": trip, "flight": flight}, idempotency_key=key)
-    except travel.Refused as no:
-        raise NotApplied(str(no)) from no
 
 
 def refund(record: ActionRecord) -> None:
@@ -58,13 +67,15 @@ def refund(record: ActionRecord) -> None:
 @action(compensate=refund, idempotent=True, timeout=PATIENCE)
 def pay(amount: str, trip: str, *, key: str) -> dict:
     """Pay an amount (a decimal as text) for a trip."""
-    return travel.charge({"id": trip}, amount, idempotency_key=key)
+    with refusals_told():
+        return travel.charge({"id": trip}, amount, idempotency_key=key)
 
 
 @action(compensate=NON_COMPENSABLE, timeout=PATIENCE)
 def notify(text: str, trip: str, *, key: str) -> dict:
     """Tell the customer of a trip something; it cannot be unsent."""
-    return travel.send_message({"id": trip}, "customer", text, idempotency_key=key)
+    with refusals_told():
+        return travel.send_message({"id": trip}, "customer", text, idempotency_key=key)
 
 
 with SagaDAG(

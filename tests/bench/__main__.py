@@ -26,6 +26,7 @@ BENCHES: dict[str, Callable[[Address, Report], None]] = {
     "agent_tool_call": agents.agent_tool_call,
     "agent_turn": agents.agent_turn,
     "agent_1000": agents.agent_1000,
+    "agent_cancel": agents.agent_cancel,
     "concurrent_8": lambda address, report: crowd.concurrent(address, report, 8),
     "concurrent_32": lambda address, report: crowd.concurrent(address, report, 32),
     "concurrent_128": lambda address, report: crowd.concurrent(address, report, 128),

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from airflow.providers.common.ai.durable import AirflowDurability
@@ -21,18 +22,24 @@ from airflow.providers.common.ai.durable.storage import DurableStorage
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.toolsets import FunctionToolset
 from pydantic_ai.usage import UsageLimits
 
 from airflow_saga.ai import SagaCapability
+from airflow_saga.core.errors import SagaCancelledError
 from airflow_saga.core.records import ActionRecord
 from airflow_saga.store.connect import Address
+from airflow_saga.store.requests import RequestVerbs
 from tests.bench.ground import run_step
-from tests.bench.report import Report, p50_ms
+from tests.bench.report import Report, p50_ms, p99_ms
+from tests.support.model import ModelView, running_model
 
 ROUNDS = 6
 TURNS = 50
 LONG = 1000
+CANCELS = 100
 UNLIMITED = UsageLimits(request_limit=None)
 
 
@@ -153,3 +160,35 @@ def _journal(number: int) -> Iterator[None]:
         storage = DurableStorage(dag_id="bench", task_id="agent", run_id=str(number))
         with journal_scope(DurableJournal(storage)):
             yield
+
+
+def agent_cancel(address: Address, report: Report) -> None:
+    """A cancel in the middle of a model's sentence, until the model's server sees that its client has left."""
+    taken = []
+    with running_model() as url:
+        model = ModelView(url, "talker")
+        model.script({"text": "And so on. " * 200}, chunk_seconds=0.002)
+        provider = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
+        agent = Agent(OpenAIChatModel("talker", provider=provider), name="talker", capabilities=[saga])
+        connection = address.open()
+        for number in range(CANCELS):
+            talk = threading.Thread(target=_talk, args=(address, f"talk {number}", agent), daemon=True)
+            talk.start()
+            model.await_chunks(5, after=number)
+            asked = time.time()
+            RequestVerbs(connection).cancel("bench", f"talk {number}", actor="bench")
+            talk.join(20)
+            taken.append(model.left_at(number) - asked)
+        connection.close()
+    report.line(
+        "agent_cancel",
+        p50_ms=p50_ms(taken),
+        p99_ms=p99_ms(taken),
+        count=len(taken),
+        limits={"p99_ms": ("<=", 300)},
+    )
+
+
+def _talk(address: Address, run_id: str, agent: Agent[None, str]) -> None:
+    with suppress(SagaCancelledError):
+        run_step(address, run_id, lambda _: agent.run_sync("talk").output)

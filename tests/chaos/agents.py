@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +32,11 @@ def look_up(record: ActionRecord) -> Applied | NotApplied:
     return NotApplied() if found is None else Applied(found)
 
 
+def _book(kind: str, what: str, key: str) -> dict[str, Any]:
+    """With a short-lived token, another one in each process: the key must not depend on it."""
+    return travel.book(kind, {"what": what}, idempotency_key=key, token=f"worker {os.getpid()}")
+
+
 def agent_looks(city: str) -> str:
     """Look around."""
     return f"{city} is nice"
@@ -38,18 +44,18 @@ def agent_looks(city: str) -> str:
 
 def agent_flies(to: str) -> dict[str, Any]:
     """Book a flight."""
-    return travel.book("flights", {"what": to}, idempotency_key=action_key())
+    return _book("flights", to, action_key())
 
 
 async def agent_sleeps(at: str) -> dict[str, Any]:
     """Book a hotel."""
-    return travel.book("hotels", {"what": at}, idempotency_key=action_key())
+    return _book("hotels", at, action_key())
 
 
 @action(compensate=give_back, verify=look_up, timeout=TIMEOUT)
 def agent_drives(car: str, *, key: str) -> dict[str, Any]:
     """Book a car."""
-    return travel.book("cars", {"what": car}, idempotency_key=key)
+    return _book("cars", car, key)
 
 
 capability = SagaCapability(

@@ -114,7 +114,7 @@ def model_url() -> Iterator[str]:
 
 
 @pytest.mark.timeout(400)
-def test_an_agent_killed_anywhere_ends_its_conversation_and_does_nothing_twice(
+def test_c67_an_agent_killed_anywhere_ends_its_conversation_and_does_nothing_twice(
     nursery: Nursery, shared_database_url: str, travel_world: World, model_url: str
 ) -> None:
     def one(death: dict[str, Any]) -> str | None:

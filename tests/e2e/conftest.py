@@ -25,6 +25,7 @@ from tests.support.airflow_setup import connection_json
 from tests.support.model import running_model
 from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
+from tests.support.small_model import SmallModel, running_small_model
 from tests.support.wheel import wheel_environment
 from tests.support.world import World, running_world
 
@@ -57,6 +58,13 @@ def model_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def small_model() -> Iterator[SmallModel]:
+    """The real small model that the demo's agent asks."""
+    with running_small_model() as small:
+        yield small
+
+
+@pytest.fixture(scope="session")
 def world() -> Iterator[World]:
     """The travel service that the DAGs call; each trip has its own part of its ledger."""
     with running_world() as world:
@@ -64,7 +72,9 @@ def world() -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
-def airflow_env(world: World, model_url: str, postgres_server: PostgresServer) -> dict[str, str]:
+def airflow_env(
+    world: World, model_url: str, small_model: SmallModel, postgres_server: PostgresServer
+) -> dict[str, str]:
     """More environment for an Airflow whose DAGs travel."""
     unmigrated = postgres_server.create_database(f"unmigrated_{uuid.uuid4().hex[:8]}")
     airline = {"conn_type": "http", "host": "127.0.0.1", "password": AIRLINE_PASSWORD}
@@ -73,6 +83,7 @@ def airflow_env(world: World, model_url: str, postgres_server: PostgresServer) -
         **world.env(),
         "MODEL_URL": model_url,
         "AIRFLOW_CONN_AGENTS_LLM": json.dumps(llm),
+        "AIRFLOW_CONN_CONCIERGE_LLM": json.dumps({**llm, "host": f"{small_model.url}/v1"}),
         "AIRFLOW_CONN_AIRLINE": json.dumps(airline),
         "AIRFLOW_CONN_SAGA_UNMIGRATED": connection_json(unmigrated),
         "AIRFLOW_CONN_SAGA_AWAY": f"postgres://saga@127.0.0.1:{free_port()}/saga",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.scene import SOON, Scene, Trip
+from tests.e2e.scene import HEARD_AFTER, SOON, Scene, Trip
 from tests.support.model import ModelView, calls, says
 
 pytestmark = pytest.mark.together
@@ -139,11 +139,8 @@ def test_an_undeclared_tool_waits_for_a_person_and_its_siblings_are_not_called_a
     trip.start()
     trip.wait(lambda: trip.task_state("agent") == "awaiting_input", SOON, "it asks")
     trip.wait(lambda: len(trip.calls()) == 2, SOON, "the others were called")
-    time.sleep(6)  # sooner, Airflow can lose the answer
 
-    answer = {"chosen_options": ["Approve"], "params_input": {}}
-    where = f"/dags/agent_asks/dagRuns/{trip.run_id}/taskInstances/agent/-1/hitlDetails"
-    trip.airflow.request("PATCH", where, answer)
+    _approve(trip)
 
     trip.wait_saga("COMPLETED")
     assert trip.net.kinds == {"hotels": 1, "cars": 1, "payments": 1}
@@ -152,6 +149,26 @@ def test_an_undeclared_tool_waits_for_a_person_and_its_siblings_are_not_called_a
     approved = trip.action("undeclared_tool")
     assert approved.effect == "NON_COMPENSABLE"
     assert json.loads(approved.params)["tool"] == "cars"
+
+
+def _approve(trip: Trip) -> None:
+    time.sleep(HEARD_AFTER)
+    where = f"/dags/{trip.dag_id}/dagRuns/{trip.run_id}/taskInstances/agent/-1/hitlDetails"
+    trip.airflow.request("PATCH", where, {"chosen_options": ["Approve"], "params_input": {}})
+
+
+def test_an_answer_that_waits_for_a_person_is_not_asked_for_again(scene: Scene) -> None:
+    trip, model = cast(scene, "agent_llm_asks")
+    model.script(says("forty-two"))
+    trip.start()
+    trip.wait(lambda: trip.task_state("agent") in ("awaiting_input", "deferred"), SOON, "it asks")
+    assert trip.step("agent").state == "STOPPED"
+
+    _approve(trip)
+
+    trip.wait_saga("COMPLETED")
+    assert trip.airflow.xcom(trip.dag_id, trip.run_id, "agent") == "forty-two"
+    assert model.asked == 1
 
 
 def test_a_model_alone_is_a_step_and_its_answer_is_not_paid_twice(scene: Scene) -> None:
@@ -172,3 +189,18 @@ def test_agents_leave_one_dag_version_however_often_the_file_is_parsed(scene: Sc
     trip.wait_saga("COMPLETED")
     rows = scene.metadata("SELECT dag_id, count(*) FROM dag_version WHERE dag_id LIKE 'agent%%' GROUP BY 1")
     assert {count for _, count in rows} == {1}, rows
+
+
+def test_the_demo_agent_runs_with_a_real_small_model_and_what_it_did_is_undone(scene: Scene) -> None:
+    """What it says is nonsense, so nothing is said here of which tools it calls, and how often."""
+    trip = scene.trip("concierge_agent")
+    trip.airflow.trigger(trip.dag_id, {"trip": trip.run_id, "model": "openai-chat:small"}, trip.run_id)
+    view = trip.wait_saga("COMPLETED")
+    names = [row.name for row in view.actions]
+    assert names[0] == names[-1] == "model_request"
+    assert len(names) >= 3
+
+    trip.airflow.cli("saga", "undo", trip.dag_id, trip.run_id)
+
+    left = {row.name for row in trip.wait_saga("CANCELLED", "PARTIALLY_CANCELLED").residual}
+    assert left <= {"notify"}

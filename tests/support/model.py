@@ -46,6 +46,14 @@ class ModelView:
     def asked(self) -> int:
         return len(self.requests)
 
+    def left_at(self, number: int, seconds: float = 10.0) -> float:
+        """When the server saw that the client of a request had left, in seconds since the epoch."""
+        deadline = time.monotonic() + seconds
+        while (left := self.requests[number]["client_left"]) is None:
+            assert time.monotonic() < deadline, f"its client is still there: {self.requests[number]}"
+            time.sleep(0.01)
+        return float(left)
+
     def await_chunks(self, chunks: int, after: int = 0, seconds: float = 20.0) -> None:
         """Until a request, not one of the first ``after``, has sent that many chunks."""
         query = urlencode(

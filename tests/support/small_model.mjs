@@ -9,7 +9,7 @@ import { createServer } from "node:http";
 import { getLlama, LlamaChatSession } from "node-llama-cpp";
 
 const [modelPath, readyFile] = process.argv.slice(2);
-const MOST_TOKENS = 96;
+const MOST_TOKENS = 48;
 const stats = { asked: 0, tokens: 0, completed: 0, cut: 0 };
 
 const llama = await getLlama({ gpu: false, build: "never", logLevel: "error", maxThreads: 2 });

@@ -169,3 +169,6 @@ with SagaDAG("agent_llm", schedule=None):
     SagaLLMOperator(
         task_id="agent", llm_conn_id=LLM, model_id=MODEL, prompt="to Lisbon?", system_prompt="Be brief."
     )
+
+with SagaDAG("agent_llm_asks", schedule=None):
+    SagaLLMOperator(task_id="agent", llm_conn_id=LLM, model_id=MODEL, prompt="Well?", require_approval=True)
