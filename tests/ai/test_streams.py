@@ -7,12 +7,13 @@ import time
 from typing import Any
 
 import pytest
+from pydantic_ai.models.fallback import FallbackModel
 
 from airflow_saga.ai import SagaCapability
 from airflow_saga.core.actions import READ_ONLY
 from airflow_saga.core.errors import ActionFailedError, SagaCancelledError, StepKilledError
 from dags.support.model_service import pieces
-from tests.ai.cast import TIMEOUT, concierge, saga, until
+from tests.ai.cast import TIMEOUT, concierge, open_model, saga, until
 from tests.runtime.lab import Lab, TaskPlace
 from tests.support.model import ModelView, calls, says
 from tests.support.world import View
@@ -183,6 +184,18 @@ def test_c60_a_request_that_the_provider_refuses_is_not_made_again(lab: Lab, mod
     model.tell("status", status=401, times=100)
     assert run(lab, model).wait() is not None
     assert model.asked == 1
+
+
+def test_a_chain_of_models_is_one_request_and_falls_back_within_it(lab: Lab, model: ModelView) -> None:
+    broken = ModelView(model.url, f"{model.model}-broken")
+    broken.script(says("never"))
+    broken.tell("status", status=500, times=100)
+    model.script(calls(("find_flights", {"city": "LIS"})), says("two flights"))
+    chain = FallbackModel(open_model(model.url, broken.model), open_model(model.url, model.model))
+    agent = concierge(model.url, model.model)
+    assert lab.step(lambda _: agent.run_sync("to Lisbon", model=chain).output).output == "two flights"
+    assert (broken.asked, model.asked) == (2, 2)
+    assert [name for name, _ in lab.states()] == ["model_request", "find_flights", "model_request"]
 
 
 def test_the_capability_can_be_given_no_tool_at_all(lab: Lab, model: ModelView) -> None:

@@ -130,6 +130,17 @@ def test_demo_ends_ok_and_up_leaves_it_running_until_down(checkout: Path) -> Non
     assert Demo(checkout, "--down").finish(SOON_SECONDS) == 0
 
 
+def test_demo_of_the_agent_ends_ok_without_a_key_or_a_network(checkout: Path) -> None:
+    demo = Demo(checkout, "--agent")
+    assert demo.finish() == 0, demo.text
+    assert demo.lines[-1].startswith("demo: OK"), demo.text
+    assert "concierge_agent / agent-1-completes is COMPLETED" in demo.text
+    assert "concierge_agent / agent-2-stopped is CANCELLED" in demo.text
+    assert "concierge_agent / agent-3-killed is COMPLETED" in demo.text
+    assert 'cut after "Your flight to Lisbon' in demo.text
+    assert_nothing_is_left(demo)
+
+
 def test_demo_with_a_compensation_that_does_nothing_says_what_differs(checkout: Path) -> None:
     book_trip = checkout / "dags" / "book_trip.py"
     honest = 'travel.cancel_hotel(record.result["id"], idempotency_key=record.undo_key)'
