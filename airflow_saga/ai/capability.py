@@ -155,7 +155,7 @@ class SagaCapability(AbstractCapability[AgentDepsT]):
         self._warned = False
 
     async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
-        """:raises NotInSagaError: no saga step runs in this process, so nothing would be recorded."""
+        """Sync tools run in threads of this run, whose late answers are not lost."""
         with ToolThreads() as threads, Agent.using_thread_executor(threads):
             return await handler()
 

@@ -104,7 +104,13 @@ class SagaAgentOperator(AgentStep, AgentOperator):
             tries=tries,
             keep_rounds=keep_rounds,
         )
-        super().__init__(capabilities=[saga, *capabilities], **kwargs)
+        params = kwargs.pop("agent_params", None)
+        if (
+            isinstance(params, Mapping) and "capabilities" in params
+        ):  # the provider takes them in one place only
+            capabilities = [*capabilities, *params["capabilities"]]
+            params = {name: value for name, value in params.items() if name != "capabilities"}
+        super().__init__(capabilities=[saga, *capabilities], agent_params=params, **kwargs)
         check_task_id(self.task_id)
         self.on_divergence = on_divergence
 

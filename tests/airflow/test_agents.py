@@ -11,6 +11,7 @@ import pytest
 from airflow.providers.common.ai.operators.agent import AgentOperator
 from airflow.sdk import DAG, task
 from airflow.serialization.serialized_objects import DagSerialization
+from pydantic_ai.capabilities import AbstractCapability
 
 from airflow_saga import (
     NON_COMPENSABLE,
@@ -67,6 +68,17 @@ def test_every_form_of_an_agent_is_a_step_and_has_its_undo() -> None:
     assert steps == {"own", "llm", "listed", "passed", "mapped", "decorated"}
     assert isinstance(dag.get_task("listed"), AgentStep)
     assert dag.get_task("decorated").custom_operator_name == "@task.agent"
+
+
+def test_capabilities_of_the_agent_params_stand_beside_the_saga_s() -> None:
+    other = AbstractCapability()
+    operator = SagaAgentOperator(
+        task_id="agent", prompt="hi", agent_params={"capabilities": [other], "retries": 2}, **ASKS
+    )
+    saga, kept = operator.capabilities
+    assert isinstance(saga, SagaCapability)
+    assert kept is other
+    assert operator.agent_params == {"retries": 2}
 
 
 def test_a_plain_dag_gets_its_steps_with_its_compensation_dag() -> None:
