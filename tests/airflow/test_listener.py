@@ -75,6 +75,7 @@ def test_airflow_finds_the_plugin_and_its_hooks_fit_the_specification(airflow_ho
         "on_dag_run_success",
         "on_dag_run_failed",
         "on_task_instance_failed",
+        "on_task_instance_success",
     }
 
 

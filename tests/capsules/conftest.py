@@ -16,11 +16,11 @@ from airflow_saga.capsules import databases
 from airflow_saga.core.records import ActionRecord
 from tests.capsules.scripted import Scripted, scripted
 from tests.capsules.trials import TRIALS, Trial
-from tests.runtime.lab import Lab
+from tests.runtime.conftest import lab, shared_database_url, travel_world, world
 from tests.support import services
 from tests.support.postgres import PostgresServer
-from tests.support.world import View, World, fresh_namespace, running_world
 
+__all__ = ["lab", "shared_database_url", "travel_world", "world"]
 SetConnection = Callable[..., str]
 
 
@@ -29,32 +29,6 @@ def _airflow_is_loaded() -> None:
     """As in a task: loading it takes seconds, and what is abandoned while it loads leaves it in pieces."""
     for name in ("airflow.models.connection", "airflow.providers.postgres.hooks.postgres"):
         importlib.import_module(name)
-
-
-@pytest.fixture(scope="session")
-def travel_world() -> Iterator[World]:
-    with running_world() as world:
-        yield world
-
-
-@pytest.fixture
-def world(travel_world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[View]:
-    with fresh_namespace(travel_world, monkeypatch) as view:
-        yield view
-
-
-@pytest.fixture(scope="session")
-def saga_url(postgres_server: PostgresServer) -> Iterator[str]:
-    name = f"capsules_{uuid.uuid4().hex}"
-    yield postgres_server.create_database(name, template="saga_template")
-    postgres_server.drop_database(name)
-
-
-@pytest.fixture
-def lab(saga_url: str, world: View) -> Iterator[Lab]:
-    made = Lab(saga_url, world, f"trip-{uuid.uuid4().hex[:8]}")
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_its_dag_is_stored_alike_each_time_it_is_parsed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_airflow_runs_it_and_an_undo_takes_it_back(
-    lab: Lab, shop: Shop, saga_url: str, tmp_path: Path
+    lab: Lab, shop: Shop, shared_database_url: str, tmp_path: Path
 ) -> None:
     dag_file = tmp_path / "dags" / "things.py"
     dag_file.parent.mkdir()
@@ -121,7 +121,7 @@ def test_airflow_runs_it_and_an_undo_takes_it_back(
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(dag_file.parent),
         "AIRFLOW__API__PORT": str(free_port()),
-        "AIRFLOW_CONN_SAGA_DEFAULT": saga_url.replace("postgresql://", "postgres://"),
+        "AIRFLOW_CONN_SAGA_DEFAULT": shared_database_url.replace("postgresql://", "postgres://"),
         "PYTHONPATH": str(ROOT),
     }
     airflow = str(Path(sys.executable).with_name("airflow"))
