@@ -38,7 +38,7 @@ def give_back_otherwise(record: ActionRecord) -> None:
     return None
 
 
-UNDO = {"look": READ_ONLY, "take": ToolAction(give_back, idempotent=True), "tell": NON_COMPENSABLE}
+UNDO = {"peek": READ_ONLY, "borrow": ToolAction(give_back, idempotent=True), "announce": NON_COMPENSABLE}
 capability = SagaCapability(UNDO)
 ASKS: dict[str, Any] = {"llm_conn_id": "llm"}
 
@@ -143,5 +143,5 @@ def test_nothing_in_the_serialised_dag_changes_from_parse_to_parse() -> None:
         AgentOperator.partial(task_id="theirs", capabilities=[capability], **ASKS).expand(prompt=["a"])
     text = json.dumps(DagSerialization.to_dict(dag), default=str)
     assert "ToolAction(give_back, idempotent)" in text
-    assert "SagaCapability(look v1 READ_ONLY, take v1 COMPENSABLE, tell v1 NON_COMPENSABLE" in text
+    assert "SagaCapability(announce v1 NON_COMPENSABLE, borrow v1 COMPENSABLE, peek v1 READ_ONLY" in text
     assert not re.findall(r"0x[0-9a-f]{6,}", text)
