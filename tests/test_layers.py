@@ -54,7 +54,9 @@ LAYERS = {
                 "platform",
                 "plugin",
                 "settings",
+                "telling",
                 "trigger",
+                "verbs",
             }
         ),
         None,

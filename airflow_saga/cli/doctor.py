@@ -17,7 +17,6 @@ from typing import Any
 import psycopg
 
 from airflow_saga import __version__, metadata
-from airflow_saga.cli.display import age, moment, plural
 from airflow_saga.core.errors import StoreError
 from airflow_saga.core.identity import compensation_dag_id
 from airflow_saga.core.states import RequestState
@@ -27,6 +26,7 @@ from airflow_saga.store.connect import Address, behind_pooler, first_line
 from airflow_saga.store.migrate import HEAD, check
 from airflow_saga.store.overview import Overview, notification_seconds
 from airflow_saga.store.reader import Reader
+from airflow_saga.telling.display import age, moment, plural
 
 OLDEST_SERVER = 15
 SILENT = timedelta(minutes=5)

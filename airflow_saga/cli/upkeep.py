@@ -10,8 +10,8 @@ import psycopg
 
 from airflow_saga import metadata
 from airflow_saga.capsules.databases import make_table
-from airflow_saga.cli.display import complain, data_text, plural
 from airflow_saga.cli.doctor import Level, examine
+from airflow_saga.cli.printing import complain, data_text
 from airflow_saga.cli.verb import DONE, REFUSED, Answer, say, store, usage, verb
 from airflow_saga.core.errors import VerbRefusedError
 from airflow_saga.runtime.reconcile import Reconciler
@@ -19,6 +19,7 @@ from airflow_saga.settings import Settings, store_address
 from airflow_saga.store.migrate import HEAD, check, revision_of, upgrade
 from airflow_saga.store.overview import Overview
 from airflow_saga.store.sweep import SweepVerbs
+from airflow_saga.telling.display import plural
 
 # -- the tables -------------------------------------------------------------------------------------------------------
 

@@ -22,12 +22,13 @@ import psycopg
 from airflow.exceptions import AirflowConfigException
 from airflow.utils.cli import action_cli
 
-from airflow_saga.cli.display import Display, complain, data_text
+from airflow_saga.cli.printing import complain, data_text
 from airflow_saga.core.errors import SagaError
 from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.settings import secrets_of_this_process, sensitive_names, store_address
 from airflow_saga.store.connect import first_line
 from airflow_saga.store.migrate import check
+from airflow_saga.telling.display import Display
 
 DONE, REFUSED, USAGE = 0, 1, 2
 
@@ -136,8 +137,3 @@ def actor() -> str:
         return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
     except KeyError:
         return f"cli:{os.getuid()}"
-
-
-def scrubbed(text: str | None) -> str | None:
-    """What a person types is kept for long: without the secrets that Airflow knows."""
-    return None if text is None else secrets_of_this_process().scrub(text)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from airflow_saga.cli.display import short
 from airflow_saga.core.identity import MODEL_REQUEST
+from airflow_saga.telling.display import short
 
 _WORDS = 120
 

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from airflow_saga.cli.display import Display, moment, plural, second
 from airflow_saga.core.identity import compensation_dag_id
 from airflow_saga.core.records import ActionRow, RequestRow, StepRow
 from airflow_saga.core.states import (
@@ -25,6 +24,7 @@ from airflow_saga.core.states import (
     StepState,
 )
 from airflow_saga.store.reader import SagaView
+from airflow_saga.telling.display import Display, moment, plural, second
 
 _CAUSES: dict[str, str] = {
     Cause.USER: "asked for by {actor}",

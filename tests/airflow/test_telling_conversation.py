@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_saga.cli.conversation import in_words
+from airflow_saga.telling.conversation import in_words
 
 ASKED = {"model": "openai:gpt", "messages": 3}
 USAGE = {"input_tokens": 46, "output_tokens": 12}

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from airflow_saga.cli.display import Display, seconds_between
 from airflow_saga.core.records import ActionRow
 from airflow_saga.core.states import ActionState, Effect
 from airflow_saga.store.reader import SagaView
+from airflow_saga.telling.display import Display, seconds_between
 
 _UNDO_ENDED = frozenset(
     {
