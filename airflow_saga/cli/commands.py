@@ -31,7 +31,7 @@ def list_sagas(args: Namespace) -> Answer:
             connection,
             display(),
             start_alert_seconds=Settings.load().start_alert_seconds,
-            dag_id=args.dag_id,
+            dag_ids=[args.dag_id] if args.dag_id else None,
             states=args.state,
             limit=args.limit,
         )

@@ -32,13 +32,18 @@ class Overview:
         return now
 
     def needs_person(
-        self, *, start_alert_seconds: float, dag_id: str | None = None, limit: int = 1000
+        self, *, start_alert_seconds: float, dag_ids: Sequence[str] | None = None, limit: int = 1000
     ) -> list[dict[str, Any]]:
         """Sagas that nothing will move by itself, longest waiting first.
 
         :param start_alert_seconds: an undo that nobody carries out for this long counts.
+        :param dag_ids: only sagas of these; None: of all.
         """
-        params = {"start_alert_seconds": start_alert_seconds, "dag_id": dag_id, "limit": limit}
+        params = {
+            "start_alert_seconds": start_alert_seconds,
+            "dag_ids": None if dag_ids is None else list(dag_ids),
+            "limit": limit,
+        }
         return dicts(self.connection, _Q.needs_person, params)
 
     def standing_of(self, saga_ids: Sequence[int]) -> dict[int, int]:

@@ -74,10 +74,14 @@ class Reader:
             )
 
     def sagas(
-        self, *, dag_id: str | None = None, states: Sequence[str] | None = None, limit: int = 100
+        self, *, dag_ids: Sequence[str] | None = None, states: Sequence[str] | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
         """Newest first; ``standing``: how many effects stand in one that is, or was, being undone."""
-        params = {"dag_id": dag_id, "states": list(states) if states else None, "limit": limit}
+        params = {
+            "dag_ids": None if dag_ids is None else list(dag_ids),
+            "states": list(states) if states else None,
+            "limit": limit,
+        }
         return dicts(self.connection, Q.list_sagas, params)
 
     def plan(self, dag_id: str, run_id: str) -> tuple[dict[str, Any], str]:

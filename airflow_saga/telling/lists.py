@@ -21,14 +21,14 @@ def list_sagas(
     display: Display,
     *,
     start_alert_seconds: float,
-    dag_id: str | None = None,
+    dag_ids: Sequence[str] | None = None,
     states: Sequence[str] | None = None,
     limit: int = 50,
 ) -> list[dict[str, Any]]:
     """Sagas as rows: those that need a person first, longest waiting on top, then the others, newest first."""
     overview = Overview(connection)
-    waiting = overview.needs_person(start_alert_seconds=start_alert_seconds, dag_id=dag_id, limit=limit)
-    found = Reader(connection).sagas(dag_id=dag_id, states=states, limit=limit)
+    waiting = overview.needs_person(start_alert_seconds=start_alert_seconds, dag_ids=dag_ids, limit=limit)
+    found = Reader(connection).sagas(dag_ids=dag_ids, states=states, limit=limit)
     first = {row["saga_id"]: row for row in waiting if not states or row["state"] in states}
     rows = [*first.values(), *(row for row in found if row["saga_id"] not in first)][:limit]
     standing = overview.standing_of([row["saga_id"] for row in rows])

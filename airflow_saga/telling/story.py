@@ -43,10 +43,14 @@ _AT_REST = frozenset({SagaState.CANCELLED, SagaState.PARTIALLY_CANCELLED, SagaSt
 
 @dataclass(frozen=True)
 class Move:
-    """Something a person can do now. ``command`` None: in Airflow, or outside."""
+    """Something a person can do now. ``command`` None: in Airflow, or outside.
+
+    :ivar answer: what the command says of an action, as the API names it.
+    """
 
     what: str
     command: str | None = None
+    answer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,15 @@ class Story:
 
     def headline(self) -> str:
         """One sentence: which saga, how it stands, who wanted that and why, how much is undone and how much stands."""
-        parts = [part for part in (self._because(), self._counts()) if part]
-        return f"{self.saga.dag_id} / {self.saga.run_id} is {self._state()}: {'; '.join(parts)}."
+        return f"{self.saga.dag_id} / {self.saga.run_id} is {self._state()}: {self._told()}."
+
+    def sentence(self) -> str:
+        """The same for where the names and the state are shown already."""
+        told = self._told()
+        return f"{told[:1].upper()}{told[1:]}." if told else ""
+
+    def _told(self) -> str:
+        return "; ".join(part for part in (self._because(), self._counts()) if part)
 
     def _state(self) -> str:
         mode = (
@@ -242,11 +253,12 @@ class Story:
             yield Move("nothing: its compensation is asked again by itself")
         if resolvable:
             gone = "it is not there, or is undone by hand" if action.in_doubt else "it is undone by hand"
-            yield Move(gone, self._resolve(action, "--undone"))
-            yield Move("it stands, and may", self._resolve(action, "--accepted"))
+            yield Move(gone, self._resolve(action, "--undone"), "undone")
+            yield Move("it stands, and may", self._resolve(action, "--accepted"), "accepted")
         else:
-            yield Move("it took effect", self._resolve(action, '--happened \'{"its": "result"}\''))
-            yield Move("it did not", self._resolve(action, "--did-not-happen"))
+            command = self._resolve(action, '--happened \'{"its": "result"}\'')
+            yield Move("it took effect", command, "happened")
+            yield Move("it did not", self._resolve(action, "--did-not-happen"), "did_not_happen")
 
     # -- what to do ---------------------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ def test_sagas_are_listed_newest_first_and_with_what_stands(each_scene: Scene) -
     runs[1].cancel()
     other = Scene(each_scene.url, "run_1", dag_id="other")
     other.attach()
-    listed = each_scene.reader.sagas(dag_id="book_trip")
+    listed = each_scene.reader.sagas(dag_ids=["book_trip"])
     assert [(row["run_id"], row["state"], row["standing"]) for row in listed] == [
         ("run_2", "RUNNING", 0),
         ("run_1", "CANCELLING", 2),

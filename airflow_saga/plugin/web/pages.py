@@ -1,0 +1,292 @@
+"""The pages: a run's saga, a step of it, the sagas of a DAG, and all that the viewer may see.
+
+Rendered here, as text: what a model or the outside world said is never markup. A page asks for itself again while it is
+open (``saga.js``) and swaps the parts that differ, so there is one way in which each thing is told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi.responses import HTMLResponse, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from airflow_saga.core.identity import forward_dag_id
+from airflow_saga.core.records import ActionRow, StepRow
+from airflow_saga.core.states import ActionState, SagaState
+from airflow_saga.plugin.web import access
+from airflow_saga.plugin.web.api import display, store
+from airflow_saga.settings import Settings
+from airflow_saga.store.overview import Overview
+from airflow_saga.store.reader import Reader, SagaView
+from airflow_saga.telling import lists
+from airflow_saga.telling.conversation import in_words
+from airflow_saga.telling.display import Display, plain, seconds_between, short, span
+from airflow_saga.telling.drawing import draw
+from airflow_saga.telling.offers import offers
+from airflow_saga.telling.story import Standing, Story
+from airflow_saga.telling.words import SAGA_WORDS, word_of
+
+pages = APIRouter(include_in_schema=False)
+HERE = Path(__file__).parent
+STATIC = {"saga.css": "text/css", "saga.js": "text/javascript"}
+ROWS_PER_PAGE = 100
+STANDING_SHOWN = 50
+EVENTS_SHOWN = 100
+_MOVING = frozenset({SagaState.PENDING, SagaState.RUNNING, SagaState.CANCELLING})
+_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\+00:00")
+_ids = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+
+
+# -- the pages --------------------------------------------------------------------------------------------------------
+
+
+@pages.get("/")
+def all_sagas(request: Request, user: GetUserDep) -> Response:
+    return _list_page(request, access.visible_dags(user), None)
+
+
+@pages.get("/dags/{dag_id}")
+def sagas_of_dag(request: Request, user: GetUserDep, dag_id: str) -> Response:
+    access.check(user, "GET", dag_id)
+    # Of the DAG that undoes, the sagas are those of the DAG that it undoes.
+    shown = forward_dag_id(dag_id) or dag_id
+    access.check(user, "GET", shown)
+    return _list_page(request, [shown], shown)
+
+
+@pages.get("/dags/{dag_id}/runs/{run_id}")
+def saga(
+    request: Request,
+    user: GetUserDep,
+    dag_id: str,
+    run_id: str,
+    task_id: str | None = None,
+    map_index: str = "-1",
+    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+) -> Response:
+    """One saga, or one step of it."""
+    access.check(user, "GET", dag_id)
+    with store() as connection:
+        reader = Reader(connection)
+        if reader.find(dag_id, run_id) is None:
+            return _render(request, "none.html", dag_id=dag_id, run_id=run_id, forward=forward_dag_id(dag_id))
+        view, now = reader.view(dag_id, run_id), Overview(connection).now()
+    return _SagaPage(view, display(), now, may_edit=access.may(user, "PUT", dag_id)).render(
+        request, task_id, _index(map_index), page
+    )
+
+
+@pages.get("/static/{name}")
+def static(name: str) -> Response:
+    if name not in STATIC:
+        raise HTTPException(404, "there is no such file")
+    return Response((HERE / "static" / name).read_bytes(), media_type=STATIC[name])
+
+
+def failed_page(request: Request, status: int, message: str) -> Response:
+    """What stands in the tab instead of a page; a refusal of ours never replaces it by raw JSON."""
+    return _render(request, "failed.html", status=status, message=message)
+
+
+def _list_page(request: Request, dag_ids: Sequence[str], dag_id: str | None) -> Response:
+    with store() as connection:
+        rows = lists.list_sagas(
+            connection,
+            display(),
+            start_alert_seconds=Settings.load().start_alert_seconds,
+            dag_ids=dag_ids,
+            limit=ROWS_PER_PAGE,
+        )
+    waiting = [row for row in rows if row["needs"]]
+    others = [row for row in rows if not row["needs"]]
+    return _render(request, "list.html", dag_id=dag_id, waiting=waiting, others=others, words=SAGA_WORDS)
+
+
+def _index(text: str) -> int:
+    """As the placeholder of Airflow's frame leaves it: a number, or its own name where there is none."""
+    try:
+        return int(text)
+    except ValueError:
+        return -1
+
+
+# -- one saga ---------------------------------------------------------------------------------------------------------
+
+
+class _SagaPage:
+    """One saga, made ready for its template."""
+
+    def __init__(self, view: SagaView, display: Display, now: datetime, *, may_edit: bool) -> None:
+        self.view = view
+        self._display = display
+        self._now = now
+        self._may_edit = may_edit
+        self._steps = {step.step_id: step for step in view.steps}
+        self._story = Story(view, display, now, start_alert_seconds=Settings.load().start_alert_seconds)
+
+    def render(self, request: Request, task_id: str | None, map_index: int, page: int) -> Response:
+        """:param task_id: only this step's actions; None: all of them."""
+        view, saga = self.view, self.view.saga
+        shown = [action for action in view.actions if self._is_of(action, task_id, map_index)]
+        first = (page - 1) * ROWS_PER_PAGE
+        standing = self._story.standing()
+        return _render(
+            request,
+            "saga.html",
+            saga=saga,
+            word=SAGA_WORDS[saga.state],
+            sentence=self._story.sentence(),
+            waits=self._waits(),
+            moves=[move for move in self._story.moves() if move.command is None],
+            offers=list(offers(view, self._now)) if self._may_edit else [],
+            standing=[self._stands(each) for each in standing[:STANDING_SHOWN]],
+            more_standing=max(0, len(standing) - STANDING_SHOWN),
+            may_edit=self._may_edit,
+            drawing=draw(view, self._now),
+            step=task_id,
+            map_index=map_index,
+            rows=[
+                self._row(number, action)
+                for number, action in enumerate(shown[first : first + ROWS_PER_PAGE], first + 1)
+            ],
+            total=len(shown),
+            first=first,
+            page=page,
+            pages=max(1, -(-len(shown) // ROWS_PER_PAGE)),
+            events=[self._event(event) for event in view.events[-EVENTS_SHOWN:]],
+            is_moving=saga.state in _MOVING or any(request.ended_at is None for request in view.requests),
+        )
+
+    def _is_of(self, action: ActionRow, task_id: str | None, map_index: int) -> bool:
+        step = self._steps[action.step_id]
+        return task_id is None or (step.task_id == task_id and step.map_index == map_index)
+
+    def _waits(self) -> list[str]:
+        """While it stops: what is waited for, how long so far and until when at most."""
+        if self.view.saga.state != SagaState.CANCELLING:
+            return []
+        told = []
+        for action in self.view.actions:
+            if action.state == ActionState.PENDING and not action.deferred:
+                so_far = span(max(0, round((self._now - action.begun_at).total_seconds())))
+                until = ""
+                if action.lands_by is not None:
+                    left = round((action.lands_by - self._now).total_seconds())
+                    until = f", {span(left)} more at most" if left > 0 else ", over its time"
+                told.append(f"{action.name} of {self._steps[action.step_id].label}, {so_far} so far{until}")
+        return told
+
+    def _stands(self, standing: Standing) -> dict[str, Any]:
+        action = next(action for action in self.view.actions if action.action_id == standing.action)
+        return {
+            "standing": standing,
+            "word": word_of(action),
+            "call": self._call(action),
+            "key": action.key,
+            "answers": [move for move in standing.next if move.answer] if self._may_edit else [],
+            "hints": [move.what for move in standing.next if not move.answer],
+        }
+
+    def _row(self, number: int, action: ActionRow) -> dict[str, Any]:
+        step = self._steps[action.step_id]
+        took = seconds_between(action.begun_at, action.finished_at)
+        return {
+            "number": number,
+            "action": action,
+            "step": step,
+            "href": _task_href(self.view, step),
+            "word": word_of(action),
+            "call": self._call(action),
+            "took": span(took) if took is not None else "",
+            "params": _pretty(self._display.value(action.params)),
+            "result": "<not stored>" if action.result_lost else _pretty(self._display.value(action.result)),
+            "error": self._display.text(action.error),
+            "note": self._display.text(action.note),
+        }
+
+    def _call(self, action: ActionRow) -> str:
+        params = self._display.value(action.params)
+        told = in_words(action.name, params, self._display.value(action.result))
+        return short(told if told is not None else params, 120)
+
+    def _event(self, event: dict[str, Any]) -> dict[str, Any]:
+        step = self._steps.get(event["step_id"])
+        return {
+            "at": event["at"],
+            "what": event["what"],
+            "who": self._display.text(event["actor"]),
+            "step": step.label if step else None,
+            "detail": self._display.text(event["detail"]),
+        }
+
+
+def _pretty(value: Any) -> str | None:
+    if value is None:
+        return None
+    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False, indent=2)
+
+
+def _task_href(view: SagaView, step: StepRow) -> str:
+    """The task instance in Airflow's own pages, where its log is."""
+    href = f"/dags/{quote(view.saga.dag_id, '')}/runs/{quote(view.saga.run_id, '')}/tasks/{quote(step.task_id, '')}"
+    return href if step.map_index < 0 else f"{href}/mapped/{step.map_index}"
+
+
+# -- rendering --------------------------------------------------------------------------------------------------------
+
+
+def _with_times(text: str | None) -> Markup:
+    """A text with its times marked as such, for the browser to show in the viewer's zone."""
+    parts, last = [], 0
+    for found in _TIME.finditer(text or ""):
+        parts.append(Markup("{}").format((text or "")[last : found.start()]))
+        stamp = found.group()
+        parts.append(
+            Markup('<time datetime="{}">{}</time>').format(stamp.replace(" ", "T"), stamp[:19] + " UTC")
+        )
+        last = found.end()
+    parts.append(Markup("{}").format((text or "")[last:]))
+    return Markup("").join(parts)
+
+
+def _moment(at: datetime) -> Markup:
+    utc = at.astimezone(UTC)
+    return Markup('<time datetime="{}">{} UTC</time>').format(
+        utc.isoformat(), utc.isoformat(" ", "seconds")[:19]
+    )
+
+
+def _as_id(text: object) -> str:
+    """Names as parts of element ids: a task id may hold anything."""
+    return "".join(sign if sign in _ids else f".{ord(sign):x}." for sign in str(text))
+
+
+_environment = Environment(
+    loader=FileSystemLoader(HERE / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters |= {
+    "times": _with_times,
+    "moment": _moment,
+    "as_id": _as_id,
+    "segment": lambda text: quote(str(text), safe=""),
+}
+
+
+def _render(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+    root = str(request.scope.get("root_path", "")).rstrip("/")
+    html = _environment.get_template(template).render(root=root, status=status, **values)
+    return HTMLResponse(html, status_code=status)
