@@ -49,7 +49,8 @@ _STOP = Offer(
 _KEEP = Offer(
     "cancel",
     "Stop, keep effects",
-    "No new action begins; a call under way may end. Nothing is undone: clear the run's tasks to go on, or undo it later.",
+    "No new action begins; a call under way may end. Nothing is undone: clear the run's tasks to go on, or undo it "
+    "later.",
     {"keep": True},
 )
 _NOW = Offer(

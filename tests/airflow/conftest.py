@@ -7,6 +7,7 @@ takes seconds to load Airflow, by the same parser in this process (`airflow_saga
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -83,6 +84,35 @@ def scene(store_url: str) -> Iterator[Scene]:
     played = Scene(store_url, run_id=f"manual__{uuid.uuid4().hex[:8]}")
     yield played
     played.close()
+
+
+@pytest.fixture
+def partly(scene: Scene) -> Scene:
+    """A trip: the flight is undone, the hotel's refund is awaited, a mail stands, a charge could not be undone."""
+    flight = scene.attach("flight")
+    scene.read(flight, 1)
+    params = json.dumps({"to": "LIS", "card": {"token": "tok_4242"}})
+    scene.finish(scene.act(flight, 2, name="book_flight", params=params))
+    hotel = scene.attach("hotel", after=["flight"])
+    scene.act(hotel, 1, name="book_hotel")
+    scene.finish(scene.act(hotel, 2, name="send_mail", effect="NON_COMPENSABLE"))
+    pay = scene.act(scene.attach("pay", after=["flight", "hotel"]), 1, name="charge_card")
+    scene.cancel(actor="alice", reason="wrong dates")
+    assert scene.steps.stop_if_held(pay)
+    scene.freeze()
+    undo = scene.undo_of("pay")
+    scene.compensate(undo, undo.open_actions[0], "COMPENSATION_FAILED", failed=True, error="HTTP 502")
+    undo = scene.undo_of("hotel")
+    by_name = {action.name: action for action in undo.open_actions}
+    assert scene.undos.settle_action_if_held(undo, by_name["send_mail"], "NON_COMPENSABLE")
+    scene.compensate(
+        undo, by_name["book_hotel"], "COMPENSATING", reconcile_seconds=3600, waiting_for="the hotel"
+    )
+    scene.undo_step("flight")
+    settled = scene.settle()
+    assert settled is not None
+    assert settled.saga.state == "PARTIALLY_CANCELLED"
+    return scene
 
 
 @pytest.fixture
@@ -163,3 +193,19 @@ def _run_process(env: Any, *arguments: str) -> Said:
         timeout=PROCESS_SECONDS,
     )
     return Said(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def airflow_app(airflow_home: Path) -> Any:
+    """Airflow's API server as it is in production, without its process."""
+    from airflow.api_fastapi.app import create_app
+
+    return create_app(apps="core")
+
+
+@pytest.fixture
+def web(store_url: str, airflow_app: Any) -> Any:
+    """See :class:`tests.airflow.web.Web`."""
+    from tests.airflow.web import Web
+
+    return Web(airflow_app)

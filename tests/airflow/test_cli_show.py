@@ -44,35 +44,6 @@ def show(airflow_saga_cli: Command) -> Show:
     return Show(airflow_saga_cli)
 
 
-@pytest.fixture
-def partly(scene: Scene) -> Scene:
-    """A trip: the flight is undone, the hotel's refund is awaited, a mail stands, a charge could not be undone."""
-    flight = scene.attach("flight")
-    scene.read(flight, 1)
-    params = json.dumps({"to": "LIS", "card": {"token": "tok_4242"}})
-    scene.finish(scene.act(flight, 2, name="book_flight", params=params))
-    hotel = scene.attach("hotel", after=["flight"])
-    scene.act(hotel, 1, name="book_hotel")
-    scene.finish(scene.act(hotel, 2, name="send_mail", effect="NON_COMPENSABLE"))
-    pay = scene.act(scene.attach("pay", after=["flight", "hotel"]), 1, name="charge_card")
-    scene.cancel(actor="alice", reason="wrong dates")
-    assert scene.steps.stop_if_held(pay)
-    scene.freeze()
-    undo = scene.undo_of("pay")
-    scene.compensate(undo, undo.open_actions[0], "COMPENSATION_FAILED", failed=True, error="HTTP 502")
-    undo = scene.undo_of("hotel")
-    by_name = {action.name: action for action in undo.open_actions}
-    assert scene.undos.settle_action_if_held(undo, by_name["send_mail"], "NON_COMPENSABLE")
-    scene.compensate(
-        undo, by_name["book_hotel"], "COMPENSATING", reconcile_seconds=3600, waiting_for="the hotel"
-    )
-    scene.undo_step("flight")
-    settled = scene.settle()
-    assert settled is not None
-    assert settled.saga.state == "PARTIALLY_CANCELLED"
-    return scene
-
-
 # -- the sentence -----------------------------------------------------------------------------------------------------
 
 

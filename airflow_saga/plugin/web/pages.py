@@ -178,11 +178,11 @@ class _SagaPage:
         told = []
         for action in self.view.actions:
             if action.state == ActionState.PENDING and not action.deferred:
-                so_far = span(max(0, round((self._now - action.begun_at).total_seconds())))
+                so_far = _seconds((self._now - action.begun_at).total_seconds())
                 until = ""
                 if action.lands_by is not None:
-                    left = round((action.lands_by - self._now).total_seconds())
-                    until = f", {span(left)} more at most" if left > 0 else ", over its time"
+                    left = (action.lands_by - self._now).total_seconds()
+                    until = f", {_seconds(left)} more at most" if left > 0 else ", over its time"
                 told.append(f"{action.name} of {self._steps[action.step_id].label}, {so_far} so far{until}")
         return told
 
@@ -228,6 +228,11 @@ class _SagaPage:
             "step": step.label if step else None,
             "detail": self._display.text(event["detail"]),
         }
+
+
+def _seconds(seconds: float) -> str:
+    """Whole ones: it is a number that somebody watches."""
+    return f"{max(0, round(seconds))} s" if seconds < 60 else span(seconds)
 
 
 def _pretty(value: Any) -> str | None:

@@ -1,0 +1,166 @@
+"""The pages as they are sent: what stands first, what is offered to whom, and that no text becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+from tests.airflow.web import Web, of
+from tests.store.scene import Scene
+
+AirflowRun = Callable[..., None]
+EVIL = "<script>parent.stolen=1</script><img src=x onerror=parent.stolen=1>\"'"
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def verbs(self) -> list[str]:
+        return [attrs["data-verb"] or "" for tag, attrs in self.tags if tag == "button"]
+
+
+def page(web: Web, path: str, role: str = "user") -> Tags:
+    answer = web.get(path, role)
+    assert answer.status_code == 200, answer.text
+    return Tags(answer.text)
+
+
+def words(tags: Tags) -> str:
+    return " ".join(tags.text.split())
+
+
+def test_what_still_stands_comes_before_the_picture_and_the_table(web: Web, partly: Scene) -> None:
+    text = words(page(web, of(partly.run)))
+    order = [
+        "Partly cancelled",
+        "Asked for by alice",
+        "What still stands",
+        "charge_card",
+        "Timeline",
+        "Actions (",
+    ]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    assert "its compensation gave up after 1 try: HTTP 502" in text
+
+
+def test_verbs_are_offered_where_the_state_allows_them(
+    web: Web, scene: Scene, airflow_run: AirflowRun
+) -> None:
+    airflow_run(*scene.run)
+    scene.act(scene.attach(), 1)
+    assert page(web, of(scene.run)).verbs() == ["cancel", "cancel"]
+    scene.cancel()
+    assert page(web, of(scene.run)).verbs() == ["cancel"], "stop now, while a step is at work"
+
+
+def test_a_finished_saga_can_be_undone_and_a_cancelled_one_has_no_verbs(web: Web, scene: Scene) -> None:
+    scene.ran("flight", 1)
+    scene.runs.complete_if_over(*scene.run)
+    assert page(web, of(scene.run)).verbs() == ["undo"]
+    scene.ask()
+    scene.undone("flight")
+    scene.settle()
+    assert scene.saga.state == "CANCELLED"
+    assert page(web, of(scene.run)).verbs() == []
+
+
+def test_each_effect_that_stands_can_be_settled_where_it_is_named(web: Web, partly: Scene) -> None:
+    charge = partly.action(1, "pay").action_id
+    verbs = page(web, of(partly.run)).verbs()
+    assert verbs[0] == "undo"
+    assert verbs.count(f"actions/{charge}/resolve") == 2
+
+
+def test_a_viewer_is_offered_nothing(web: Web, partly: Scene) -> None:
+    assert page(web, of(partly.run), role="viewer").verbs() == []
+
+
+def test_while_it_stops_it_says_what_it_waits_for(web: Web, scene: Scene) -> None:
+    scene.begin(scene.attach("pay"), name="charge_card", timeout_seconds=10.0)
+    scene.cancel()
+    text = words(page(web, of(scene.run)))
+    assert "Stopping" in text
+    assert re.search(r"Waiting for charge_card of pay, \d s so far, 1[01] s more at most\.", text), text
+
+
+def test_what_others_wrote_is_text_everywhere(web: Web, scene: Scene, airflow_run: AirflowRun) -> None:
+    airflow_run(*scene.run)
+    step = scene.attach(f"task{EVIL}")
+    scene.begin(step, 1, name="ask_model", params=json.dumps({"prompt": EVIL}))
+    scene.end(step, 1, result=json.dumps(EVIL))
+    scene.begin(step, 2, name="book")
+    scene.end(step, 2, state="IN_DOUBT", error=EVIL)
+    assert scene.steps.stop_if_held(step)
+    scene.cancel(actor=EVIL, reason=EVIL)
+    for path in (of(scene.run), "/", of(scene.run) + "?task_id=" + "%3Cscript%3Ealert(1)%3C/script%3E"):
+        answer = web.get(path, "user")
+        tags = Tags(answer.text)
+        assert [attrs for tag, attrs in tags.tags if tag == "script"] == [
+            {"src": "/saga/static/saga.js", "defer": None}
+        ]
+        assert not [tag for tag, _ in tags.tags if tag in ("img", "iframe", "style", "object")]
+        assert not [name for _, attrs in tags.tags for name in attrs if name.startswith("on")]
+        assert "<script>parent" not in answer.text
+    assert "<script>parent.stolen=1</script>" in page(web, of(scene.run)).text
+
+
+def test_a_run_without_a_saga_is_told_so_kindly(web: Web) -> None:
+    assert "No saga in this run" in page(web, of(("book_trip", "nobody"))).text
+    assert "undoes another one" in page(web, of(("book_trip__compensation", "undo__1"))).text
+
+
+def test_a_step_shows_only_its_own_actions(web: Web, partly: Scene) -> None:
+    text = words(page(web, f"{of(partly.run)}?task_id=pay&map_index={{MAP_INDEX}}"))
+    assert "· step pay" in text
+    assert "Actions (1)" in text
+
+
+def test_the_list_puts_first_what_needs_a_person(web: Web, partly: Scene) -> None:
+    other = partly.another_run(f"{partly.run_id}_other")
+    other.ran("flight", 1)
+    text = words(page(web, "/"))
+    assert text.index("1 needs a person") < text.index(partly.run_id) < text.index("The others")
+    assert text.index("The others") < text.index(other.run_id)
+    assert "Sagas of book_trip" in page(web, "/dags/book_trip").text
+    other.close()
+
+
+def test_ten_thousand_actions_are_paged_and_there_within_a_second(web: Web, scene: Scene) -> None:
+    step = scene.attach()
+    for start in range(0, 10_000, 500):
+        seqs = range(start + 1, start + 501)
+        intents = [scene.intent(step, seq, params='{"trip": {"to": "LIS"}}') for seq in seqs]
+        scene.write(step, begin=intents)
+        scene.write(step, ended=[scene_outcome(seq) for seq in seqs])
+    web.get(of(scene.run))
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        answer = web.get(f"{of(scene.run)}?page=3")
+        took.append(time.monotonic() - began)
+    assert answer.text.count('<tr id="action-') == 100
+    assert "201 to 300 of 10000" in words(Tags(answer.text))
+    assert len(answer.content) < 400_000
+    assert min(took) < 1.0, took
+
+
+def scene_outcome(seq: int):  # type: ignore[no-untyped-def]
+    from airflow_saga.core.records import Outcome
+
+    return Outcome(seq, "DONE", '{"id": "b-1"}')
