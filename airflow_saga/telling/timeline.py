@@ -80,23 +80,26 @@ def was_undone_or_tried(action: ActionRow) -> bool:
     return action.undo_begun_at is not None or action.undo_finished_at is not None
 
 
-def _call(action: ActionRow, step: str, display: Display, now: datetime) -> Entry:
+def call_seconds(action: ActionRow, now: datetime) -> float | None:
+    """How long the call took, or has taken so far; None where its times do not tell."""
     state = forward_state(action)
     if state == ActionState.PENDING:
-        seconds = seconds_between(action.begun_at, now)
-    elif state == ActionState.IN_DOUBT or action.note or action.reopened or action.effect == Effect.READ_ONLY:
+        return seconds_between(action.begun_at, now)
+    if state == ActionState.IN_DOUBT or action.note or action.reopened or action.effect == Effect.READ_ONLY:
         # A sweep, a person or a probe set the end, and a read is written when it is over: it says nothing of the call.
-        seconds = None
-    else:
-        seconds = seconds_between(action.begun_at, action.finished_at)
+        return None
+    return seconds_between(action.begun_at, action.finished_at)
+
+
+def _call(action: ActionRow, step: str, display: Display, now: datetime) -> Entry:
     return Entry(
         at=action.begun_at,
         kind="read" if action.effect == Effect.READ_ONLY else "action",
         what=action.name,
         step=step,
         action=action.action_id,
-        state=state,
-        seconds=seconds,
+        state=forward_state(action),
+        seconds=call_seconds(action, now),
         tries=action.tries,
         key=None if action.effect == Effect.READ_ONLY else action.key,
         detail=_twin(action) or display.text(action.note),

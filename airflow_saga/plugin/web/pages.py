@@ -30,10 +30,11 @@ from airflow_saga.store.overview import Overview
 from airflow_saga.store.reader import Reader, SagaView
 from airflow_saga.telling import lists
 from airflow_saga.telling.conversation import in_words
-from airflow_saga.telling.display import Display, plain, seconds_between, short, span
+from airflow_saga.telling.display import Display, plain, short, span
 from airflow_saga.telling.drawing import draw
 from airflow_saga.telling.offers import offers
 from airflow_saga.telling.story import Standing, Story
+from airflow_saga.telling.timeline import call_seconds
 from airflow_saga.telling.words import SAGA_WORDS, word_of
 
 pages = APIRouter(include_in_schema=False)
@@ -194,12 +195,12 @@ class _SagaPage:
             "call": self._call(action),
             "key": action.key,
             "answers": [move for move in standing.next if move.answer] if self._may_edit else [],
-            "hints": [move.what for move in standing.next if not move.answer],
+            "waits": [move.what for move in standing.next if move.what.startswith("wait ")],
         }
 
     def _row(self, number: int, action: ActionRow) -> dict[str, Any]:
         step = self._steps[action.step_id]
-        took = seconds_between(action.begun_at, action.finished_at)
+        took = call_seconds(action, self._now)
         return {
             "number": number,
             "action": action,
@@ -217,7 +218,7 @@ class _SagaPage:
     def _call(self, action: ActionRow) -> str:
         params = self._display.value(action.params)
         told = in_words(action.name, params, self._display.value(action.result))
-        return short(told if told is not None else params, 120)
+        return short(told if told is not None else params, 120) if told or params else ""
 
     def _event(self, event: dict[str, Any]) -> dict[str, Any]:
         step = self._steps.get(event["step_id"])

@@ -7,7 +7,7 @@ const byId = (id) => document.getElementById(id);
 
 // -- Airflow's look: this frame is of the same origin, so its colours and its theme can be read ---------------------
 
-const LOOK = { "--bg": "--chakra-colors-bg", "--panel": "--chakra-colors-bg-subtle", "--fg": "--chakra-colors-fg", "--line": "--chakra-colors-border" };
+const LOOK = { "--bg": "--chakra-colors-bg", "--panel": "--chakra-colors-bg-muted", "--fg": "--chakra-colors-fg", "--line": "--chakra-colors-border" };
 
 function outside() {
   try { return window.parent !== window && window.parent.document ? window.parent : null; } catch { return null; }
