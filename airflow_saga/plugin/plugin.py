@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,17 +20,17 @@ class SagaPlugin(AirflowPlugin):
     name = "saga"
     listeners = [SagaListener()]  # noqa: RUF012 - Airflow's own way
 
-    @property
+    @cached_property
     def fastapi_apps(self) -> list[dict[str, Any]]:
         """Asked for by the API server only: loading FastAPI would cost each task seconds (measured on 3.3.2)."""
         from airflow_saga.plugin.web.app import make_app
 
         return [{"app": make_app(), "url_prefix": PREFIX, "name": "Saga"}]
 
-    @property
+    @cached_property
     def external_views(self) -> list[dict[str, Any]]:
         """The tabs. Airflow shows them on each run, also where there is no saga: the page says so then."""
-        root = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/") + PREFIX
+        root = _root()
         run = f"{root}/dags/{{DAG_ID}}/runs/{{RUN_ID}}"
         step = f"{run}?task_id={{TASK_ID}}&map_index={{MAP_INDEX}}"
         return [
@@ -39,9 +40,27 @@ class SagaPlugin(AirflowPlugin):
             _view("Saga", step, "task_instance", "saga-step"),
         ]
 
+    @cached_property
+    def react_apps(self) -> list[dict[str, Any]]:
+        """What the home page shows; Airflow finds the component by this name."""
+        bundle = f"{_root()}/static/widget.js"
+        return [
+            {
+                "name": "SagasThatWait",
+                "bundle_url": bundle,
+                "destination": "dashboard",
+                "url_route": "sagas-that-wait",
+            }
+        ]
+
     @classmethod
     def on_load(cls, *args: Any, **kwargs: Any) -> None:
         api_server_loaded()
+
+
+def _root() -> str:
+    """Where the app is, also behind a proxy that gives Airflow a part of a site."""
+    return urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/") + PREFIX
 
 
 def _view(name: str, href: str, destination: str, route: str, **more: str) -> dict[str, Any]:

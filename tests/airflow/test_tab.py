@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.airflow.browser import Served, Visitor, chromium
 from tests.airflow.web import Web, of
 from tests.store.scene import Scene
+from tests.support.install_services import AXE, NODE_HOME
 
 AirflowRun = Callable[..., None]
 SECONDS = 1000.0
@@ -185,6 +186,59 @@ def test_it_is_readable_at_900_pixels(visit: Callable[..., Visitor], partly: Sce
     page = visitor.open_page(of(partly.run))
     visitor.picture("narrow")
     assert page.evaluate("document.documentElement.scrollWidth") <= 900
+
+
+def test_the_home_page_says_how_many_need_a_person_and_leads_there(
+    visit: Callable[..., Visitor], served: Served, partly: Scene
+) -> None:
+    visitor = visit()
+    visitor.page.goto(f"{served.url}/", wait_until="load")
+    link = visitor.page.get_by_role("link", name="1 saga needs a person")
+    expect(link).to_be_visible(timeout=30 * SECONDS)
+    visitor.picture("home")
+    link.click()
+    expect(visitor.tab.get_by_role("heading", name="1 needs a person")).to_be_visible(timeout=30 * SECONDS)
+    visitor.picture("list")
+
+
+def test_the_home_page_shows_nothing_where_nobody_is_needed(
+    visit: Callable[..., Visitor], served: Served, running: Scene
+) -> None:
+    page = visit().page
+    with page.expect_response(lambda answer: "waiting=true" in answer.url, timeout=30 * SECONDS):
+        page.goto(f"{served.url}/", wait_until="load")
+    page.wait_for_timeout(500)
+    expect(page.get_by_text("a person")).to_have_count(0)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nothing_serious_keeps_anybody_out(visit: Callable[..., Visitor], partly: Scene, theme: Any) -> None:
+    """By axe-core, on each page and with the question open."""
+    running = partly.another_run(f"{partly.run_id}_running")
+    running.begin(running.attach(), 1, name="book_flight")
+    running.cancel()
+    page = visit(color_scheme=theme).open_page("/")
+    for path in ("/", of(partly.run), of(running.run), of(("book_trip", "nobody"))):
+        page.goto(page.url.split("/saga/")[0] + f"/saga{path}")
+        assert serious(page) == [], path
+    page.goto(page.url.split("/saga/")[0] + f"/saga{of(partly.run)}")
+    page.get_by_role("button", name="Try the rest again").click()
+    expect(page.get_by_role("dialog")).to_contain_text("to take back")
+    assert serious(page) == []
+
+
+def serious(page: Page) -> list[str]:
+    """What axe-core finds that is serious or worse, with the elements concerned."""
+    page.evaluate((NODE_HOME / "node_modules" / AXE / "axe.min.js").read_text())
+    answer = page.evaluate("axe.run()")
+    assert len(answer["passes"]) > 5, "axe-core has not looked"
+    found = answer["violations"]
+    return [
+        f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
 
 
 def test_a_planted_script_does_not_run(visit: Callable[..., Visitor], running: Scene) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.install_services import NODE_HOME, dovecot, has_imap, has_payments
+from tests.support.install_services import NODE_HOME, PAYMENTS, dovecot, has_imap, has_package
 from tests.support.ports import free_port
 
 START_SECONDS = 30.0
@@ -78,7 +78,7 @@ http.createServer(mock.createExpressApp()).listen(+process.argv[2], process.argv
 @contextmanager
 def payments() -> Iterator[Server]:
     """A stateful mock of Stripe: idempotency keys, stored answers, tokens that fail."""
-    if not has_payments():
+    if not has_package(PAYMENTS):
         raise RuntimeError(f"the mock of the payment service is not installed; {_INSTALL}")
     with _directory("payments") as directory:
         port = free_port()

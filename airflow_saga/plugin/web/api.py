@@ -82,9 +82,10 @@ def list_sagas(
     user: GetUserDep,
     dag_id: str | None = None,
     state: Annotated[list[SagaState] | None, Query()] = None,
+    waiting: bool = False,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> JSONResponse:
-    """Sagas of the DAGs that you may see; those that need a person first."""
+    """Sagas of the DAGs that you may see; those that need a person first, or (``waiting``) only those."""
     dag_ids = access.visible_dags(user)
     if dag_id is not None:
         dag_ids = [dag_id] if dag_id in dag_ids else []
@@ -97,7 +98,7 @@ def list_sagas(
             states=state,
             limit=limit,
         )
-    return JSONResponse({"sagas": plain(rows)})
+    return JSONResponse({"sagas": plain([row for row in rows if row["needs"] or not waiting])})
 
 
 @api.get(ONE)

@@ -39,13 +39,13 @@ from airflow_saga.telling.words import SAGA_WORDS, word_of
 
 pages = APIRouter(include_in_schema=False)
 HERE = Path(__file__).parent
-STATIC = {"saga.css": "text/css", "saga.js": "text/javascript"}
+STATIC = {"saga.css": "text/css", "saga.js": "text/javascript", "widget.js": "text/javascript"}
 ROWS_PER_PAGE = 100
 STANDING_SHOWN = 50
 EVENTS_SHOWN = 100
 _MOVING = frozenset({SagaState.PENDING, SagaState.RUNNING, SagaState.CANCELLING})
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\+00:00")
-_ids = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_ID_SIGNS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
 # -- the pages --------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def _moment(at: datetime) -> Markup:
 
 def _as_id(text: object) -> str:
     """Names as parts of element ids: a task id may hold anything."""
-    return "".join(sign if sign in _ids else f".{ord(sign):x}." for sign in str(text))
+    return "".join(sign if sign in _ID_SIGNS else f".{ord(sign):x}." for sign in str(text))
 
 
 _environment = Environment(
