@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
+from airflow_saga.plugin.link import SagaLink
 from airflow_saga.plugin.listener import SagaListener, api_server_loaded
 
 PREFIX = "/saga"
@@ -19,6 +20,7 @@ class SagaPlugin(AirflowPlugin):
 
     name = "saga"
     listeners = [SagaListener()]  # noqa: RUF012 - Airflow's own way
+    global_operator_extra_links = [SagaLink()]  # noqa: RUF012
 
     @cached_property
     def fastapi_apps(self) -> list[dict[str, Any]]:

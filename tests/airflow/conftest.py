@@ -27,7 +27,8 @@ from __future__ import annotations
 from airflow.sdk import DAG, BaseOperator
 
 for dag_id in ("book_trip", "book_trip__compensation", "no_saga"):
-    with DAG(dag_id, schedule=None, is_paused_upon_creation=False) as dag:
+    tags = ["saga"] if dag_id == "book_trip" else []
+    with DAG(dag_id, schedule=None, is_paused_upon_creation=False, tags=tags) as dag:
         BaseOperator(task_id="flight")
     globals()[dag_id] = dag
 """

@@ -188,6 +188,17 @@ def test_it_is_readable_at_900_pixels(visit: Callable[..., Visitor], partly: Sce
     assert page.evaluate("document.documentElement.scrollWidth") <= 900
 
 
+def test_the_page_of_a_task_leads_to_the_tab_of_its_step(
+    visit: Callable[..., Visitor], served: Served, running: Scene
+) -> None:
+    visitor = visit()
+    dag_id, run_id = running.run
+    visitor.page.goto(f"{served.url}/dags/{dag_id}/runs/{run_id}/tasks/flight/details", wait_until="load")
+    visitor.page.get_by_role("link", name="Saga", exact=True).first.click(timeout=30 * SECONDS)
+    expect(visitor.tab.get_by_role("heading", name="step flight")).to_be_visible(timeout=30 * SECONDS)
+    visitor.picture("step")
+
+
 def test_the_home_page_says_how_many_need_a_person_and_leads_there(
     visit: Callable[..., Visitor], served: Served, partly: Scene
 ) -> None:

@@ -38,6 +38,11 @@ class Web:
         headers = {"cookie": f"_token={self.token(role)}", **more.pop("headers", {})}
         return self._client.request(method, f"/saga{path}", headers=headers, **more)
 
+    def airflow(self, path: str, role: str = "viewer") -> Response:
+        """Airflow's own API."""
+        headers = {"authorization": f"Bearer {self.token(role)}"}
+        return self._client.get(f"/api/v2{path}", headers=headers)
+
     def token(self, role: str) -> str:
         from airflow.api_fastapi.app import get_auth_manager
         from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
