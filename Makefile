@@ -32,7 +32,7 @@ $(INSTALLED): setup.cfg pyproject.toml $(CONSTRAINTS)
 		$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip; \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) uv; }
 	$(BIN)/python -m uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS) \
-		--editable '.[ai,capsules,embedded,rag,dev]'
+		--editable '.[ai,capsules,celery,embedded,rag,dev]'
 	touch $@
 
 constraints/constraints-%.txt:

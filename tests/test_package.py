@@ -78,7 +78,7 @@ def test_the_wheel_carries_its_licence_and_its_metadata(wheel: zipfile.ZipFile) 
     assert metadata["Name"] == "airflow-saga"
     assert "Apache-2.0" in (metadata["License-Expression"] or metadata["License"])
     assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-    assert set(metadata.get_all("Provides-Extra")) == {"ai", "capsules", "dev", "embedded", "rag"}
+    assert set(metadata.get_all("Provides-Extra")) == {"ai", "capsules", "celery", "dev", "embedded", "rag"}
     assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
 
 

@@ -1,12 +1,13 @@
 """A model behind the OpenAI protocol that says what its script tells it, and keeps a ledger of what it was asked.
 
-Run it with ``python -m support.model_service --port 0 --ready-file F``. It binds to loopback only and keeps no state of
-a conversation: which turn of the script comes next is read from the messages (how many answers of the assistant follow
-the newest message of the user), so a turn that is asked again is answered again, and the ledger shows it.
+Run it with ``python -m support.model_service --port 0 --ready-file F``. It binds to loopback, unless ``--host`` says
+otherwise. It keeps no state of a conversation: which turn of the script comes next is read from the messages (how many
+answers of the assistant follow the newest message of the user), so a turn that is asked again is answered again, and
+the ledger shows it.
 
 ``POST /scripts/<model>``: ``{"turns": [turn, …], "chunk_chars": 6, "chunk_seconds": 0.0}``; a turn has ``text`` and/or
 ``tool_calls: [{"name": …, "arguments": {…}}]``. A script may have several: ``turns`` of the second message of the user
-follow under ``"then": [[turn, …], …]``.
+follow under ``"then": [[turn, …], …]``. ``--scripts F`` starts with those of a file, ``{"<model>": script, …}``.
 
 ``POST /tell``: ``{"model": m, "do": word, "turn": n (default: any), "times": n (default 1), …}``
 
@@ -352,20 +353,24 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def serve(port: int = 0) -> Server:
-    """A server on loopback, not started yet; ``server_address[1]`` is its port."""
-    handler = type("BoundHandler", (Handler,), {"service": Service()})
-    return Server(("127.0.0.1", port), handler)
+def serve(port: int = 0, host: str = "127.0.0.1", scripts: dict[str, dict[str, Any]] | None = None) -> Server:
+    """A server that is not started yet; ``server_address[1]`` is its port."""
+    handler = type("BoundHandler", (Handler,), {"service": Service(scripts=dict(scripts or {}))})
+    return Server((host, port), handler)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ready-file", type=Path)
+    parser.add_argument("--scripts", type=Path)
     arguments = parser.parse_args()
-    server = serve(arguments.port)
+    scripts = json.loads(arguments.scripts.read_text()) if arguments.scripts else None
+    server = serve(arguments.port, arguments.host, scripts)
     if arguments.ready_file:
-        arguments.ready_file.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_address[1]}"}))
+        url = f"http://{arguments.host}:{server.server_address[1]}"
+        arguments.ready_file.write_text(json.dumps({"url": url}))
     server.serve_forever()
 
 

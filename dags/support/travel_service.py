@@ -1,7 +1,8 @@
 """A travel agency over HTTP that keeps a ledger of every call and can be told to misbehave.
 
-Run it with ``python -m support.travel_service --port 0 --ready-file F [--ledger F.jsonl]``. It binds to loopback only.
-Every path may be prefixed with ``/w/<name>``: a world of its own, with its own effects, faults and ledger rows.
+Run it with ``python -m support.travel_service --port 0 --ready-file F [--ledger F.jsonl]``. It binds to
+loopback, unless ``--host`` says otherwise. Every path may be prefixed with ``/w/<name>``: a world of its own, with its
+own effects, faults and ledger rows.
 
 Resources
     ``flights hotels cars payments messages notes``, and ``/effects/<kind>`` for any other kind. ``messages`` cannot be
@@ -360,10 +361,10 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 1024
 
 
-def serve(port: int, ledger: Path | None) -> Server:
-    """Bind to loopback and give back the server, which already listens."""
+def serve(port: int, ledger: Path | None, host: str = "127.0.0.1") -> Server:
+    """Bind, and give back the server, which already listens."""
     handler = cast(type[Handler], type("BoundHandler", (Handler,), {"service": Service(LedgerFile(ledger))}))
-    return Server(("127.0.0.1", port), handler)
+    return Server((host, port), handler)
 
 
 def _exit_with_parent() -> None:
@@ -375,6 +376,7 @@ def _exit_with_parent() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", type=int, default=0, help="0: let the system choose")
     parser.add_argument(
         "--ready-file", type=Path, help="gets {url, port, pid} as JSON once the service listens"
@@ -389,9 +391,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if options.exit_with_parent:
         threading.Thread(target=_exit_with_parent, daemon=True).start()
-    with serve(options.port, options.ledger) as server:
+    with serve(options.port, options.ledger, options.host) as server:
         port = server.server_address[1]
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://{options.host}:{port}"
         if options.ready_file:
             partial = options.ready_file.with_suffix(".partial")
             partial.write_text(json.dumps({"url": url, "port": port, "pid": os.getpid()}))
