@@ -54,6 +54,7 @@ LAYERS = {
                 "platform",
                 "plugin",
                 "settings",
+                "telemetry",
                 "trigger",
             }
         ),
