@@ -55,6 +55,7 @@ LAYERS = {
                 "plugin",
                 "settings",
                 "telling",
+                "telemetry",
                 "trigger",
                 "verbs",
             }

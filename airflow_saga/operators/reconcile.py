@@ -13,6 +13,7 @@ from airflow_saga.runtime.reconcile import Reconciler
 from airflow_saga.settings import Settings, store_address
 from airflow_saga.store import migrate
 from airflow_saga.store.runs import RunVerbs
+from airflow_saga.telemetry import listen_in
 
 
 class ReconcileOperator(BaseOperator):
@@ -25,6 +26,7 @@ class ReconcileOperator(BaseOperator):
 
     def execute(self, context: Any) -> str:
         settings = Settings.load()
+        listen_in()
         connection = store_address().open_within(settings.store_outage_seconds)
         try:
             migrate.check(connection)

@@ -27,9 +27,11 @@ from airflow_saga.operators.compensation import (
 )
 from airflow_saga.operators.review import question_of
 from airflow_saga.operators.undo import undo_step
+from airflow_saga.runtime.accounts import tell_settled
 from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.settle import Settled, SettleVerbs
+from airflow_saga.telemetry import listen_in
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,9 @@ class SettleOperator(BaseOperator):
         request_uuid = planned_request(context)
         if request_uuid is None:
             return []
+        listen_in()
         settled = self._settle(context, request_uuid)
+        tell_settled(settled)
         standing = [row for row in settled.residual if needs_person(row)]
         new = self._not_asked_yet(context, settled, standing)[:MOST_MAPPED]
         ti = context["ti"]

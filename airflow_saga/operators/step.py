@@ -25,6 +25,7 @@ from airflow_saga.runtime.recorder import Recorder
 from airflow_saga.runtime.saga import Saga
 from airflow_saga.runtime.step import StepCleared, StepGivenBack, StepResult, StepRun
 from airflow_saga.settings import Settings, resolve_secret, secrets_of_this_process, store_address
+from airflow_saga.telemetry import listen_in
 
 SUMMARY_KEY = "saga"
 MOST_ACTIONS_IN_SUMMARY = 200
@@ -79,6 +80,7 @@ class SagaStep:
         """
         ti = context["ti"]
         set_secret_resolver(resolve_secret)
+        listen_in()
         timeout = self.execution_timeout  # type: ignore[attr-defined]
         self._saga_step_run = StepRun(
             _attempt(self, context),

@@ -23,6 +23,7 @@ from airflow_saga.runtime.undo import StepUndo
 from airflow_saga.settings import Settings, resolve_secret, secrets_of_this_process, store_address
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.settle import SettleVerbs
+from airflow_saga.telemetry import listen_in
 
 
 class _Undoing(BaseOperator):
@@ -144,6 +145,7 @@ def _gone(request_uuid: UUID, steps: Mapping[str, bool]) -> list[StepRow]:
 def undo_step(operator: Any, context: Any, request_uuid: UUID, task_id: str, map_index: int) -> Any:
     """One attempt to undo one step, its errors said in Airflow's terms."""
     set_secret_resolver(resolve_secret)
+    listen_in()
     carry_out = OperatorExecutor(context)
     undo = StepUndo(
         store_address(),

@@ -127,7 +127,8 @@ class OperatorRecorder(Recorder):
         call = Call(action, (), kwargs, codec.decode(row.params), intent, row.tries_before)
         self._enter()
         try:
-            return drive(self._perform(call, row.tries, -math.inf, ActionState.PENDING), self)
+            with self.account.span(action, row.seq):
+                return drive(self._perform(call, row.tries, -math.inf, ActionState.PENDING), self)
         finally:
             self._leave()
 
@@ -143,11 +144,14 @@ class OperatorRecorder(Recorder):
     ) -> None:
         if isinstance(error, CallDeferred):
             self._park(call, error)
+            self.account.deferred(call.action)
         elif state is not ActionState.PENDING:  # else it was not called: it waits on, as it did
             super()._ended(call, tries, state, error=error, own=own, refused=refused)
 
     def _failed_reading(self, call: Call, failure: BaseException) -> None:
-        if not isinstance(failure, CallDeferred):
+        if isinstance(failure, CallDeferred):
+            self.account.deferred(call.action)
+        else:
             super()._failed_reading(call, failure)
 
     def _park(self, call: Call, deferred: CallDeferred) -> None:

@@ -117,6 +117,7 @@ class Heartbeat:
             )
         elif forward and beat.state != SagaState.RUNNING:
             who = f"by {beat.actor or 'Airflow'}" + (f" ({beat.reason})" if beat.reason else "")
-            self._stops.give(StopOrder(Stop.CANCELLED, f"the saga is being stopped {who}", beat.mode))
+            message, age = f"the saga is being stopped {who}", beat.cancelled_for_seconds
+            self._stops.give(StopOrder(Stop.CANCELLED, message, beat.mode, age))
         if forward and beat.stop_now and beat.state == SagaState.CANCELLING:
             self._abandon_all("stop now was asked for")

@@ -15,9 +15,11 @@ import psycopg
 
 from airflow_saga.core.records import SagaRow
 from airflow_saga.core.states import Cause, SagaState
+from airflow_saga.runtime import accounts, observe
 from airflow_saga.runtime.ports import Limits, RunPlatform
 from airflow_saga.runtime.removed import undo_removed
 from airflow_saga.store.decision import Decision
+from airflow_saga.store.overview import Overview
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.runs import RunVerbs
@@ -73,6 +75,7 @@ class Reconciler:
         self.runs = RunVerbs(connection)
         self.settle = SettleVerbs(connection)
         self.sweep = SweepVerbs(connection)
+        self.overview = Overview(connection)
 
     def run_once(self) -> PassReport:
         """One pass over everything that is open. A lost connection ends it; the next pass finds what is left."""
@@ -84,6 +87,7 @@ class Reconciler:
         self._ask_again(report)
         self._hold(report)
         self._trigger(report)
+        self._measure()
         return report
 
     def _each(self, rows: list[Any], what: str, move: Callable[[Any], bool], report: PassReport) -> int:
@@ -172,12 +176,14 @@ class Reconciler:
         )
 
     def _expire(self, report: PassReport) -> None:
-        report.expired = self._each(
-            self.reader.sagas_past_deadline(limit=MOST_ROWS),
-            "a saga past its deadline",
-            lambda saga: self.settle.expire_if_past_deadline(saga.saga_id) is not None,
-            report,
-        )
+        def expire(saga: SagaRow) -> bool:
+            expired = self.settle.expire_if_past_deadline(saga.saga_id)
+            if expired is not None:
+                accounts.tell_expired(expired)
+            return expired is not None
+
+        past = self.reader.sagas_past_deadline(limit=MOST_ROWS)
+        report.expired = self._each(past, "a saga past its deadline", expire, report)
 
     def _ask_again(self, report: PassReport) -> None:
         report.asked_again = self._each(
@@ -209,6 +215,12 @@ class Reconciler:
             left = STARTS_PER_PASS - report.triggered
             report.triggered += self._each(rows[:left], "an undo to start", trigger, report)
             rows = rows[left:]
+
+    def _measure(self) -> None:
+        """What is open after this pass. Asked for only where somebody listens."""
+        if observe.is_measured():
+            alert_seconds = self.limits.start_alert_seconds
+            accounts.tell_open(self.overview.open_work(start_alert_seconds=alert_seconds))
 
 
 __all__ = ["PassReport", "Reconciler"]

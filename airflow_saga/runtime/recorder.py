@@ -27,6 +27,7 @@ from airflow_saga.core.identity import action_key
 from airflow_saga.core.records import Intent, Outcome, RecordedCall, SagaRow, StepRow
 from airflow_saga.core.states import ActionState, Effect
 from airflow_saga.runtime import codec
+from airflow_saga.runtime.accounts import ActionAccount
 from airflow_saga.runtime.calls import current_action, from_log, in_batch
 from airflow_saga.runtime.doubt import Call, Doubts, Known, Verdict, recorded_result
 from airflow_saga.runtime.drive import (
@@ -77,6 +78,7 @@ class Recorder:
         self.secrets = secrets
         self.limits = limits
         self.doubts = Doubts(saga, step, replay, secrets, limits)
+        self.account = ActionAccount(saga, step)
         self.diverged: SagaDivergedError | None = None
         """The first time that the body asked for another action than the recorded one, whatever it made of that."""
         self._lock = threading.Lock()
@@ -102,7 +104,8 @@ class Recorder:
             found = self._look_up(action, args, kwargs, alone)
             if found.row is not None and _is_answered(action, found.row):
                 return _answer(found.row)
-            return drive(self._tell(action, args, kwargs, found), self)
+            with self.account.span(action, found.seq):
+                return drive(self._tell(action, args, kwargs, found), self)
         finally:
             self._leave()
 
@@ -119,7 +122,8 @@ class Recorder:
             found = self._look_up(action, args, kwargs, alone)
             if found.row is not None and _is_answered(action, found.row):
                 return _answer(found.row)
-            return await drive_async(self._tell(action, args, kwargs, found), self)
+            with self.account.span(action, found.seq):
+                return await drive_async(self._tell(action, args, kwargs, found), self)
         finally:
             self._leave()
 
@@ -182,6 +186,7 @@ class Recorder:
 
     def _follow(self, call: Call, verdict: Verdict) -> Generator[Op, Any, Any]:
         if isinstance(verdict, Known):
+            self.account.found_done()
             return verdict.result
         return (yield from self._perform(call, *verdict))
 
@@ -230,6 +235,7 @@ class Recorder:
         action = call.action
         while True:
             began = time.monotonic()
+            self.account.began(action)
             try:
                 result = yield Perform(call.action, call.args, call.kwargs, call.intent, sent, tries)
             except CallNotBegun as refused:
@@ -248,6 +254,7 @@ class Recorder:
                 if late.answered:
                     return (yield from self._answered_late(call, tries, late.result))
                 self.replay.remember_doubt(action.name, call.intent.fingerprint, call.intent.seq)
+                self.account.ended(action, ActionState.IN_DOUBT)
                 verdict = yield from self.doubts.find_out(call, tries, late)
                 return (yield from self._follow(call, verdict))
             except Exception as problem:  # noqa: BLE001 - whatever it was, nobody knows what it did
@@ -264,6 +271,7 @@ class Recorder:
         self.replay.forget_doubt(call.action.name, call.intent.fingerprint)
         outcome, problem = self._done(call, tries, result)
         self.journal.outcome(outcome, took_seconds)
+        self.account.ended(call.action, ActionState.DONE)
         return _result_or_raise(call, result, problem)
 
     def _done(self, call: Call, tries: int, result: Any) -> tuple[Outcome, ValueNotKeptError | None]:
@@ -285,6 +293,7 @@ class Recorder:
         outcome, problem = self._done(call, tries, result)
         idempotent = call.action.idempotent
         yield Ask(lambda c: LateVerbs(c).record_late(self.step, outcome, idempotent=idempotent))
+        self.account.ended(call.action, ActionState.DONE)
         return _result_or_raise(call, result, problem)
 
     def _ended(
@@ -302,6 +311,7 @@ class Recorder:
         text = self._told(error)
         answer = codec.encode(text) if refused and call.action.keeps_refusal else None
         self.journal.outcome(Outcome(call.intent.seq, state, answer, error=text, own=own, tries=tries))
+        self.account.ended(call.action, state)
 
     def _told(self, error: BaseException) -> str:
         return self.secrets.scrub(f"{type(error).__name__}: {error}")[:2000]
@@ -321,10 +331,12 @@ class Recorder:
             )
         while True:
             tries += 1
+            self.account.began(action)
             try:
                 result = yield Perform(action, call.args, call.kwargs, call.intent, None, tries)
             except (Exception, ActionTimedOut) as failure:
                 if tries < action.retry.tries and not getattr(failure, "final", False):
+                    self.account.ended(action, ActionState.FAILED)
                     yield Pause(action.retry.pause_seconds(tries))
                     continue
                 self._failed_reading(call, failure)
@@ -336,6 +348,7 @@ class Recorder:
                 raise
             outcome, problem = self._done(call, tries, result)
             self.journal.reading((call.intent, outcome))
+            self.account.ended(action, ActionState.DONE)
             return _result_or_raise(call, result, problem)
 
     def _failed_reading(self, call: Call, failure: BaseException) -> None:
@@ -345,6 +358,7 @@ class Recorder:
             kept, _ = codec.encode_masked(left, self.secrets.pattern(), max_bytes=self.limits.max_value_bytes)
         outcome = Outcome(call.intent.seq, ActionState.FAILED, kept, error=self._told(failure))
         self.journal.reading((call.intent, outcome))
+        self.account.ended(call.action, ActionState.FAILED)
 
 
 def _is_answered(action: Action[Any, Any], row: RecordedCall) -> bool:

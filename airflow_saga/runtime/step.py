@@ -27,6 +27,7 @@ from airflow_saga.core.errors import (
 from airflow_saga.core.records import ActionRow, Attempt, RecordedCall, SagaRow, StepRow
 from airflow_saga.core.states import Cause, Mode, StepState
 from airflow_saga.runtime import codec
+from airflow_saga.runtime.accounts import CancelClock
 from airflow_saga.runtime.deferral import DeferredCallStandsError
 from airflow_saga.runtime.journal import Journal
 from airflow_saga.runtime.ports import Limits, TaskPlatform
@@ -97,6 +98,7 @@ class StepRun:
         self.on_divergence = on_divergence
         self.recorder = recorder
         self._killed_early = False
+        self._cancel_clock = CancelClock(attempt.dag_id)
         self._ends_by = None if ends_after_seconds is None else time.monotonic() + ends_after_seconds
 
     def request_kill(self) -> None:
@@ -188,6 +190,7 @@ class StepRun:
         if self._killed_early:
             journal.request_kill()
         self.actions.close(self.attempt.label)
+        journal.on_stop(lambda: self._cancel_clock.see(journal.stop_order))
         journal.start()
         set_caller(recorder.call, recorder.recall)
         try:
@@ -236,6 +239,7 @@ class StepRun:
                 f"{self.attempt.label}: the body returned, but a newer attempt or the undo owns this step; "
                 f"what its calls did is kept"
             )
+        self._cancel_clock.stopped()
         actions = journal.ask(lambda c: Reader(c).actions_of_step(step))
         if journal.stop_order is not None and journal.stop_order.kind in (Stop.CANCELLED, Stop.OVERDUE):
             raise journal.stop_order.error()
@@ -249,6 +253,7 @@ class StepRun:
         try:
             journal.keep_checkpoint()
             journal.ask(lambda c: StepVerbs(c).stop_if_held(step))
+            self._cancel_clock.stopped()
             return self._why(journal, saga, problem)
         except StoreUnavailableError as gone:
             log.error("%s: could not say goodbye (%s); its lease runs out instead", self.attempt.label, gone)

@@ -39,11 +39,14 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True)
 class StopOrder:
-    """:ivar message: who decided what, for the task log."""
+    """:ivar message: who decided what, for the task log.
+    :ivar age_seconds: how long ago a cancel was decided, by the database's clock, when it was seen.
+    """
 
     kind: Stop
     message: str
     mode: str | None = None
+    age_seconds: float | None = None
 
     def error(self) -> BaseException:
         return _ERRORS[self.kind](self.message)

@@ -36,6 +36,7 @@ from airflow_saga.core.errors import (
 from airflow_saga.core.records import ActionRow, Applied
 from airflow_saga.core.states import ActionState
 from airflow_saga.runtime import codec
+from airflow_saga.runtime.accounts import UndoAccount
 from airflow_saga.runtime.calls import current_action
 from airflow_saga.runtime.compensation import Compensations, Executor
 from airflow_saga.runtime.drive import ask_probe
@@ -158,6 +159,7 @@ class _Turns:
         self.attached = attached
         self.compensations = Compensations(journal, attached, undo.secrets, undo.execute)
         self.report = UndoReport()
+        self.account = UndoAccount(attached.saga, attached.step, attached.request)
         self._ended: EndedTry | None = None
         """How the last compensation ended, not written yet: it rides with the next."""
 
@@ -252,6 +254,7 @@ class _Turns:
                 f"{row.name} (action {row.action_id}): another attempt of the undo owns this step, or the row moved"
             )
         self.report.standing += 1
+        self.account.stands()
 
     def _pause(self, seconds: float) -> None:
         if self.journal.stop_event.wait(max(0.0, seconds)):
@@ -301,7 +304,10 @@ class _Turns:
         if tries is None:
             return self._refused(row)
         started = time.monotonic()
-        self._ended = self.compensations.call(row, known, tries)
+        with self.account.span(row, tries):
+            self.account.began()
+            self._ended = self.compensations.call(row, known, tries)
+            self.account.ended(self._ended)
         log.info(
             "%s (action %d, try %d): %s after %.2f s",
             row.name,

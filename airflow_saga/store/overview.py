@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 from typing import Any
@@ -16,6 +17,17 @@ from airflow_saga.store.queries import Queries
 from airflow_saga.store.rows import dicts, first
 
 _Q = Queries(files("airflow_saga.store").joinpath("overview.sql").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class OpenWork:
+    """What is open in the whole store. Ages are in seconds by the database's clock, 0 where there is nothing."""
+
+    residuals: int
+    needs_person: int
+    needs_person_age_seconds: float
+    undo_requests: int
+    undo_request_age_seconds: float
 
 
 class Overview:
@@ -45,6 +57,22 @@ class Overview:
             "limit": limit,
         }
         return dicts(self.connection, _Q.needs_person, params)
+
+    def open_work(self, *, start_alert_seconds: float) -> OpenWork:
+        """:param start_alert_seconds: as in :meth:`needs_person`."""
+        row = first(self.connection, _Q.open_work, {})
+        assert row is not None
+        waiting = self.needs_person(start_alert_seconds=start_alert_seconds)
+        moment = row["moment"]
+        return OpenWork(
+            residuals=row["residuals"],
+            needs_person=len(waiting),
+            needs_person_age_seconds=max(
+                [0.0, *((moment - saga["changed_at"]).total_seconds() for saga in waiting)]
+            ),
+            undo_requests=row["undo_requests"],
+            undo_request_age_seconds=row["undo_request_age_seconds"],
+        )
 
     def standing_of(self, saga_ids: Sequence[int]) -> dict[int, int]:
         """How many effects of each saga stand, or may; sagas with none are left out."""

@@ -62,3 +62,13 @@ LISTEN airflow_saga_doctor;
 
 -- name: notify
 SELECT pg_notify('airflow_saga_doctor', %(word)s);
+
+-- name: open_work
+SELECT (SELECT count(*) FROM airflow_saga.saga g JOIN airflow_saga.step s USING (saga_id)
+        JOIN airflow_saga.action a USING (step_id)
+        WHERE g.state IN ('PARTIALLY_CANCELLED', 'CANCELLING') AND a.residual) AS residuals,
+       count(*) AS undo_requests,
+       coalesce(extract(epoch FROM clock_timestamp() - min(r.asked_at)), 0)::float8 AS undo_request_age_seconds,
+       clock_timestamp() AS moment
+FROM airflow_saga.undo_request r
+WHERE r.state IN ('HINTED', 'HELD', 'REQUESTED', 'FROZEN', 'QUEUED');

@@ -138,7 +138,8 @@ WITH beat AS (
     WHERE step_id = %(step_id)s AND fence = %(fence)s AND state IN ('RUNNING', 'UNDOING')
     RETURNING fence
 )
-SELECT g.state, g.mode, g.stop_now, g.actor, g.reason, EXISTS (SELECT 1 FROM beat) AS held
+SELECT g.state, g.mode, g.stop_now, g.actor, g.reason, EXISTS (SELECT 1 FROM beat) AS held,
+       CASE WHEN g.state = 'CANCELLING' THEN extract(epoch FROM clock_timestamp() - g.changed_at)::float8 END AS cancelled_for
 FROM airflow_saga.saga g WHERE g.saga_id = %(saga_id)s;
 
 -- name: lock_saga

@@ -20,11 +20,14 @@ from airflow_saga.store.scope import lock_request, lock_steps_in_scope
 
 @dataclass(frozen=True)
 class Settled:
-    """:ivar residual: the actions that still stand, or may, after this undo."""
+    """:ivar residual: the actions that still stand, or may, after this undo.
+    :ivar just_now: by this very call; False: it was settled already.
+    """
 
     saga: SagaRow
     request: RequestRow
     residual: tuple[ActionRow, ...]
+    just_now: bool = True
 
 
 class SettleVerbs:
@@ -45,7 +48,7 @@ class SettleVerbs:
         with self.connection.transaction():
             saga, request = lock_request(self.connection, request_uuid)
             if request.state == RequestState.SETTLED:
-                return Settled(saga, request, self._residual(saga, request))
+                return Settled(saga, request, self._residual(saga, request), just_now=False)
             if request.state != RequestState.FROZEN or request.owner_run_id != owner_run_id:
                 raise UndoFencedError(
                     f"undo {request.number} is {request.state}, owned by {request.owner_run_id}"

@@ -38,7 +38,10 @@ class Written(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """What a heartbeat learned. ``held`` False: a newer attempt, or the undo, owns the step."""
+    """What a heartbeat learned. ``held`` False: a newer attempt, or the undo, owns the step.
+
+    ``cancelled_for_seconds``: how long ago the saga was told to stop, by the database's clock; None if it was not.
+    """
 
     held: bool
     state: str
@@ -46,6 +49,7 @@ class Beat(NamedTuple):
     stop_now: bool
     actor: str | None
     reason: str | None
+    cancelled_for_seconds: float | None
 
 
 class Checkpoint(NamedTuple):
@@ -188,7 +192,8 @@ class StepVerbs:
             },
         ).fetchone()
         assert row is not None
-        return Beat(held=row[5], state=row[0], mode=row[1], stop_now=row[2], actor=row[3], reason=row[4])
+        state, mode, stop_now, actor, reason, held, cancelled_for = row
+        return Beat(held, state, mode, stop_now, actor, reason, cancelled_for)
 
     @retried
     def verified_if_held(
