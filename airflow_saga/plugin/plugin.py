@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
-from airflow_saga.plugin.link import SagaLink
 from airflow_saga.plugin.listener import SagaListener, api_server_loaded
 
 PREFIX = "/saga"
@@ -20,7 +19,6 @@ class SagaPlugin(AirflowPlugin):
 
     name = "saga"
     listeners = [SagaListener()]  # noqa: RUF012 - Airflow's own way
-    global_operator_extra_links = [SagaLink()]  # noqa: RUF012
 
     @cached_property
     def fastapi_apps(self) -> list[dict[str, Any]]:
@@ -28,6 +26,13 @@ class SagaPlugin(AirflowPlugin):
         from airflow_saga.plugin.web.app import make_app
 
         return [{"app": make_app(), "url_prefix": PREFIX, "name": "Saga"}]
+
+    @cached_property
+    def global_operator_extra_links(self) -> list[Any]:
+        """On every task; those of other DAGs get none."""
+        from airflow_saga.plugin.link import SagaLink
+
+        return [SagaLink()]
 
     @cached_property
     def external_views(self) -> list[dict[str, Any]]:

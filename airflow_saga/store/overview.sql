@@ -17,7 +17,7 @@ LEFT JOIN LATERAL (
     WHERE s.saga_id = g.saga_id AND a.residual AND g.state IN ('PARTIALLY_CANCELLED', 'FAILED', 'SUSPENDED')
 ) a ON true
 WHERE g.state NOT IN ('COMPLETED', 'CANCELLED')
-  AND (%(dag_ids)s::text[] IS NULL OR g.dag_id = ANY(%(dag_ids)s))
+  AND (%(dag_ids)s::text[] IS NULL OR g.dag_id = ANY(%(dag_ids)s::text[]))
   AND (r.state = 'HELD'
        OR g.state = 'PARTIALLY_CANCELLED' AND r.state IS NULL AND a.standing > 0
        OR g.state = 'FAILED' AND r.state IS NULL AND a.standing > 0

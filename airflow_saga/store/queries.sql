@@ -709,7 +709,7 @@ SELECT * FROM airflow_saga.saga WHERE saga_id = %(saga_id)s;
 SELECT g.*, (SELECT count(*) FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
              WHERE s.saga_id = g.saga_id AND a.residual AND (g.state IN ('PARTIALLY_CANCELLED', 'CANCELLING'))) AS standing
 FROM airflow_saga.saga g
-WHERE (%(dag_ids)s::text[] IS NULL OR g.dag_id = ANY(%(dag_ids)s)) AND (%(states)s::text[] IS NULL OR g.state = ANY(%(states)s))
+WHERE (%(dag_ids)s::text[] IS NULL OR g.dag_id = ANY(%(dag_ids)s::text[])) AND (%(states)s::text[] IS NULL OR g.state = ANY(%(states)s))
 ORDER BY g.saga_id DESC LIMIT %(limit)s;
 
 -- name: steps_of_saga

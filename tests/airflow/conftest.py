@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from airflow.sdk import DAG, BaseOperator
 
-for dag_id in ("book_trip", "book_trip__compensation", "no_saga"):
-    tags = ["saga"] if dag_id == "book_trip" else []
+for dag_id in ("book_trip", "book_trip__compensation", "no_saga", "tagged"):
+    tags = ["saga"] if dag_id == "tagged" else []
     with DAG(dag_id, schedule=None, is_paused_upon_creation=False, tags=tags) as dag:
         BaseOperator(task_id="flight")
     globals()[dag_id] = dag

@@ -134,10 +134,10 @@ def test_a_step_shows_only_its_own_actions(web: Web, partly: Scene) -> None:
 def test_a_task_of_a_saga_dag_links_to_its_step_while_it_runs(
     web: Web, scene: Scene, airflow_run: AirflowRun
 ) -> None:
-    run = f"/dags/book_trip/runs/{scene.run_id}"
-    airflow_run(*scene.run)
+    run = f"/dags/tagged/runs/{scene.run_id}"
+    airflow_run("tagged", scene.run_id)
     airflow_run("no_saga", scene.run_id)
-    links = web.airflow(f"/dags/book_trip/dagRuns/{scene.run_id}/taskInstances/flight/links").json()
+    links = web.airflow(f"/dags/tagged/dagRuns/{scene.run_id}/taskInstances/flight/links").json()
     assert links["extra_links"] == {"Saga": f"{run}/tasks/flight/plugin/saga-step"}
     others = web.airflow(f"/dags/no_saga/dagRuns/{scene.run_id}/taskInstances/flight/links").json()
     assert others["extra_links"] == {"Saga": None}
