@@ -66,9 +66,7 @@ class Exchange:
         self.tries += 1
         self.stream = None
         try:
-            response = await self._streamed()
-        except NotImplementedError:  # a model that cannot stream
-            response = await self.model.request(self.messages, self.settings, self.parameters)
+            response = await self._answered()
         except Exception as problem:
             self.failures.append(f"try {self.tries}: {type(problem).__name__}: {str(problem)[:300]}")
             log.warning(
@@ -79,6 +77,15 @@ class Exchange:
             raise
         self.response = response
         return response
+
+    async def _answered(self) -> ModelResponse:
+        try:
+            return await self._streamed()
+        except NotImplementedError:
+            if self.stream is not None:
+                raise  # it had begun to stream, so that was a request: another one would be another try
+        # A model that cannot stream: nothing was sent yet.
+        return await self.model.request(self.messages, self.settings, self.parameters)
 
     async def _streamed(self) -> ModelResponse:
         async with self.model.request_stream(
