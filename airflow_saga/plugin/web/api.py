@@ -7,7 +7,7 @@ answers 409 where it is refused; the message says who decided what before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -89,15 +89,7 @@ def list_sagas(
     dag_ids = access.visible_dags(user)
     if dag_id is not None:
         dag_ids = [dag_id] if dag_id in dag_ids else []
-    with store() as connection:
-        rows = lists.list_sagas(
-            connection,
-            display(),
-            start_alert_seconds=Settings.load().start_alert_seconds,
-            dag_ids=dag_ids,
-            states=state,
-            limit=limit,
-        )
+    rows = listed(dag_ids, states=state, limit=limit)
     return JSONResponse({"sagas": plain([row for row in rows if row["needs"] or not waiting])})
 
 
@@ -185,6 +177,21 @@ def store() -> Iterator[psycopg.Connection]:
 
 def display() -> Display:
     return Display(sensitive_names(), secrets_of_this_process().pattern())
+
+
+def listed(
+    dag_ids: Sequence[str], *, states: Sequence[str] | None = None, limit: int
+) -> list[dict[str, Any]]:
+    """The sagas of these DAGs, as the API and the pages list them."""
+    with store() as connection:
+        return lists.list_sagas(
+            connection,
+            display(),
+            start_alert_seconds=Settings.load().start_alert_seconds,
+            dag_ids=dag_ids,
+            states=states,
+            limit=limit,
+        )
 
 
 @contextmanager

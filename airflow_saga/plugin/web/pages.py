@@ -24,11 +24,10 @@ from airflow_saga.core.identity import forward_dag_id
 from airflow_saga.core.records import ActionRow, StepRow
 from airflow_saga.core.states import ActionState, SagaState
 from airflow_saga.plugin.web import access
-from airflow_saga.plugin.web.api import display, store
+from airflow_saga.plugin.web.api import display, listed, store
 from airflow_saga.settings import Settings
 from airflow_saga.store.overview import Overview
 from airflow_saga.store.reader import Reader, SagaView
-from airflow_saga.telling import lists
 from airflow_saga.telling.conversation import in_words
 from airflow_saga.telling.display import Display, plain, short, span
 from airflow_saga.telling.drawing import draw
@@ -100,14 +99,7 @@ def failed_page(request: Request, status: int, message: str) -> Response:
 
 
 def _list_page(request: Request, dag_ids: Sequence[str], dag_id: str | None) -> Response:
-    with store() as connection:
-        rows = lists.list_sagas(
-            connection,
-            display(),
-            start_alert_seconds=Settings.load().start_alert_seconds,
-            dag_ids=dag_ids,
-            limit=ROWS_PER_PAGE,
-        )
+    rows = listed(dag_ids, limit=ROWS_PER_PAGE)
     waiting = [row for row in rows if row["needs"]]
     others = [row for row in rows if not row["needs"]]
     return _render(request, "list.html", dag_id=dag_id, waiting=waiting, others=others, words=SAGA_WORDS)
