@@ -26,6 +26,8 @@ from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
 from airflow_saga.store.resolve import ResolveVerbs
 from airflow_saga.store.rewind import RewindVerbs
+from airflow_saga.store.runs import RunVerbs
+from airflow_saga.store.settle import SettleVerbs
 from airflow_saga.telling.display import Display, plural
 from airflow_saga.telling.told import request_data, saga_data
 from airflow_saga.trigger import clear_from, trigger_undo
@@ -100,22 +102,40 @@ class Verbs:
         )
         return self._answer(decision, is_done=_is_cancelled(decision, keep))
 
-    def undo(self, *, reason: str | None = None, now: bool = False, plan_hash: str | None = None) -> Answer:
-        """Undo the saga in whatever state it is.
+    def undo(
+        self,
+        *,
+        reason: str | None = None,
+        now: bool = False,
+        plan_hash: str | None = None,
+        from_action: int | None = None,
+    ) -> Answer:
+        """Undo the saga in whatever state it is, or, when it is at rest, only what came from an action on.
 
         :param plan_hash: at least eight characters of the hash of a plan: do exactly that, or refuse.
         """
         run = self.known_run()
-        decision = RequestVerbs(self.connection).undo(
-            self.dag_id,
-            self.run_id,
-            actor=self._actor,
-            reason=scrubbed(reason),
-            clear_number=run.clear_number,
-            stop_now=now,
-            plan_hash=self._whole_hash(plan_hash) if plan_hash else None,
-        )
+        asked: dict[str, Any] = {
+            "actor": self._actor,
+            "reason": scrubbed(reason),
+            "clear_number": run.clear_number,
+            "plan_hash": self._whole_hash(plan_hash, from_action) if plan_hash else None,
+        }
+        if from_action is None:
+            verbs = RequestVerbs(self.connection)
+            decision = verbs.undo(self.dag_id, self.run_id, stop_now=now, **asked)
+        else:
+            if run.state == "success":  # the reconciler may not have told the saga yet
+                RunVerbs(self.connection).complete_if_over(self.dag_id, self.run_id)
+            decision = RewindVerbs(self.connection).undo_from(self.dag_id, self.run_id, from_action, **asked)
         return self._answer(decision, is_done=decision.verdict is not Verdict.IGNORED)
+
+    def retry(self, action_id: int, *, reason: str | None = None) -> Answer:
+        """Try the undo of one action again that has failed, or that could not be settled."""
+        decision = SettleVerbs(self.connection).retry(
+            self.dag_id, self.run_id, action_id, actor=self._actor, reason=scrubbed(reason)
+        )
+        return self._answer(decision, is_done=True)
 
     def rewind(self, to: str, *, reason: str | None = None) -> Answer:
         """Go back to a save-point; the tasks concerned are cleared, and the run goes on from there."""
@@ -193,9 +213,9 @@ class Verbs:
             )
         return run
 
-    def _whole_hash(self, begun: str) -> str:
+    def _whole_hash(self, begun: str, from_action: int | None) -> str:
         """The hash that a person began to type, if it is the one of now; the store checks it again when it decides."""
-        _, digest = Reader(self.connection).plan(self.dag_id, self.run_id)
+        digest = Reader(self.connection).plan(self.dag_id, self.run_id, from_action).digest
         is_begun = len(begun) >= PLAN_PREFIX and digest.startswith(begun)
         return digest if is_begun else begun
 

@@ -53,10 +53,10 @@ def show(args: Namespace) -> Answer:
 @verb(writes=False)
 def plan(args: Namespace) -> Answer:
     with store() as connection:
-        steps, digest = Reader(connection).plan(args.dag_id, args.run_id)
-        actions = Reader(connection).view(args.dag_id, args.run_id).actions
-    command = f"airflow saga undo {shlex.quote(args.dag_id)} {shlex.quote(args.run_id)} --plan {digest}"
-    rows = lists.planned(steps, actions, display())
+        planned = Reader(connection).plan(args.dag_id, args.run_id, args.from_action)
+    digest, rows = planned.digest, lists.planned(planned, display())
+    part = f" --from {args.from_action}" if args.from_action else ""
+    command = f"airflow saga undo {shlex.quote(args.dag_id)} {shlex.quote(args.run_id)}{part} --plan {digest}"
     if args.output != "table":
         return Answer(data_text({"hash": digest, "command": command, "actions": rows}, args.output))
     columns = ("order", "step", "action", "name", "state", "expected")
@@ -81,9 +81,19 @@ def cancel(args: Namespace) -> Answer:
 
 @verb(writes=True)
 def undo(args: Namespace) -> Answer:
+    if args.from_action and args.now:
+        usage("--from and --now exclude each other: nothing runs in a saga that is at rest")
     with store() as connection:
-        answer = _verbs(args, connection).undo(reason=args.reason, now=args.now, plan_hash=args.plan)
+        answer = _verbs(args, connection).undo(
+            reason=args.reason, now=args.now, plan_hash=args.plan, from_action=args.from_action
+        )
         return _tell(args, answer)
+
+
+@verb(writes=True)
+def retry(args: Namespace) -> Answer:
+    with store() as connection:
+        return _tell(args, _verbs(args, connection).retry(args.action, reason=args.reason))
 
 
 @verb(writes=True)

@@ -45,6 +45,13 @@ ARG_PLAN = Arg(
     metavar="HASH",
     help="Undo exactly what `plan` showed, or refuse if something has moved since",
 )
+ARG_FROM = Arg(
+    ("--from",),
+    dest="from_action",
+    metavar="ACTION",
+    type=positive_int(allow_zero=False),
+    help="Only this action and all that came after it, by the number that `show` gives it",
+)
 ARG_TO = Arg(
     ("--to",),
     metavar="NAME",
@@ -126,7 +133,7 @@ _SAGA_COMMANDS = (
         function=f"{_COMMANDS}.list_sagas",
     ),
     _command("show", "Tell a saga: what stands, what to do next, what happened when", *_SAGA),
-    _command("plan", "Show what an undo would do now, in its order, without doing it", *_SAGA),
+    _command("plan", "Show what an undo would do now, in its order, without doing it", *_SAGA, ARG_FROM),
     _command(
         "cancel",
         "Stop a running saga, then undo it (or keep its effects)",
@@ -136,7 +143,27 @@ _SAGA_COMMANDS = (
         ARG_REASON,
         description="Stop a running saga: the call under way may end, then all is undone (--keep: nothing is).",
     ),
-    _command("undo", "Undo a saga, whatever state it is in", *_SAGA, ARG_PLAN, ARG_NOW, ARG_REASON),
+    _command(
+        "undo",
+        "Undo a saga, whatever state it is in",
+        *_SAGA,
+        ARG_FROM,
+        ARG_PLAN,
+        ARG_NOW,
+        ARG_REASON,
+        description=(
+            "Undo a saga, whatever state it is in. With --from, of a saga that is at rest: only this action and all "
+            "that came after it, in its step and in later ones; the rest stays, and the run can be cleared to go on."
+        ),
+    ),
+    _command(
+        "retry",
+        "Try the undo of one action again, where it has failed",
+        *_SAGA,
+        ARG_ACTION,
+        ARG_REASON,
+        description="Try the undo of one action again that an undo has left standing; no other is tried again.",
+    ),
     _command(
         "rewind",
         "Go back to a save-point: undo what came after it, and run on from there",

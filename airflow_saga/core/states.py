@@ -88,6 +88,7 @@ class Cause(StrEnum):
     FAILURE = "failure"
     LATE = "late"
     DUE = "due"
+    RETRY = "retry"
     REDO = "redo"
     DIVERGED = "diverged"
     REWIND = "rewind"
@@ -100,6 +101,9 @@ HINT_CAUSES: frozenset[str] = frozenset(
     {Cause.LOST_WORKER, Cause.TIMEOUT, Cause.DAGRUN_TIMEOUT, Cause.FAILURE}
 )
 """Causes that write a hint first: freezing it decides, an attach withdraws it."""
+
+GOES_ON_CAUSES: frozenset[str] = frozenset({Cause.DUE, Cause.LATE, Cause.RETRY})
+"""Causes of an undo that goes on with what an earlier one began: what that one left to people stays left to people."""
 
 NO_POLICY_CAUSES: frozenset[str] = frozenset({"incomplete", "refused"})
 """Causes of FAILED to which ``on_failure`` does not apply."""
@@ -199,6 +203,14 @@ SAGA_MOVES: tuple[Move, ...] = (
     *_moves(
         "saga", "settle", "CANCELLING", "CANCELLED PARTIALLY_CANCELLED", "all actions settled", "undo run"
     ),
+    *_moves(
+        "saga",
+        "settle",
+        "CANCELLING",
+        "SUSPENDED",
+        "undo from a place: it is undone, the rest is kept",
+        "undo run",
+    ),
     *_moves("saga", "expire", "CANCELLING", "PARTIALLY_CANCELLED CANCELLED", "deadline over", "reconciler"),
     *_moves(
         "saga", "retry undo", "PARTIALLY_CANCELLED", "CANCELLING", "a person, or a date is due", "person"
@@ -207,6 +219,14 @@ SAGA_MOVES: tuple[Move, ...] = (
         "saga", "late", "CANCELLED PARTIALLY_CANCELLED", "CANCELLING", "a late answer reopened", "writer"
     ),
     *_moves("saga", "resolve", "PARTIALLY_CANCELLED", "CANCELLED", "last residual resolved", "person"),
+    *_moves(
+        "saga",
+        "resolve",
+        "PARTIALLY_CANCELLED",
+        "SUSPENDED",
+        "the same, and the rest is kept",
+        "person",
+    ),
 )
 
 STEP_MOVES: tuple[Move, ...] = (

@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import (
 
 from airflow_saga.core import errors
 from airflow_saga.core.records import ActionRow, RequestRow
-from airflow_saga.core.states import ActionState, Effect, RequestState
+from airflow_saga.core.states import ActionState, Effect, RequestState, SagaState
 from airflow_saga.operators.compensation import (
     REVIEW_TASK,
     REVIEWED_KEY,
@@ -156,8 +156,8 @@ class ApplyOperator(BaseOperator):
                 )
             self._apply(context, connection, request.saga_id)
             saga = reader.by_id(request.saga_id)
-            standing = reader.residual(request.saga_id)
-        if standing and request.whole_run:
+            standing = reader.left_by_undo(request.saga_id)
+        if standing and saga.state in (SagaState.PARTIALLY_CANCELLED, SagaState.CANCELLING):
             named = "; ".join(f"{row.name} (action {row.action_id}): {_why(row)}" for row in standing[:20])
             raise AirflowFailException(
                 f"{saga.dag_id} / {saga.run_id} is {saga.state}: {len(standing)} effects still stand, or may: {named}. "

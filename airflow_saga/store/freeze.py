@@ -14,13 +14,19 @@ from psycopg.types.json import Jsonb
 
 from airflow_saga.core.errors import StoreError
 from airflow_saga.core.records import RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import NO_POLICY_CAUSES, Mode, RequestState, SagaState, StepState
+from airflow_saga.core.states import (
+    GOES_ON_CAUSES,
+    NO_POLICY_CAUSES,
+    Mode,
+    RequestState,
+    SagaState,
+    StepState,
+)
 from airflow_saga.store.connect import retried
 from airflow_saga.store.queries import Q
 from airflow_saga.store.rows import first, note, one, wake
 from airflow_saga.store.saga import move_saga, steps_with_lease
 from airflow_saga.store.scope import (
-    GOES_ON,
     WHOLE_STEP,
     Cut,
     lock_request,
@@ -168,7 +174,7 @@ class FreezeVerbs:
     def _seize(self, step: StepRow, request: RequestRow, cut: Cut) -> None:
         if step.state not in _SEIZABLE:
             raise StoreError(f"{step.label} is {step.state} though no other undo is open: this is a bug")
-        goes_on = request.cause in GOES_ON
+        goes_on = request.cause in GOES_ON_CAUSES
         whole = cut.from_seq == 0 and not goes_on
         self.connection.execute(Q.seize_step, {"step_id": step.step_id, "whole": whole})
         self.connection.execute(Q.sweep_step, {"step_id": step.step_id})

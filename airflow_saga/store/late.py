@@ -18,6 +18,7 @@ from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import note, one, wake
 from airflow_saga.store.saga import close_if_nothing_stands, undo_again
+from airflow_saga.store.scope import scope_of, scope_that_goes_on
 
 _KEEPS_ITS_STATE = (
     ActionState.COMPENSATING,
@@ -105,7 +106,7 @@ class LateVerbs:
         closed = close_if_nothing_stands(
             self.connection, saga, step, actor=saga.actor, reason="the rest proved not to have taken effect"
         )
-        return "it proved that it did not take effect" + ("; nothing stands any more" if closed else "")
+        return "it proved that it did not take effect" + (f"; the saga is {closed} now" if closed else "")
 
     def _twin(self, saga: SagaRow, step: StepRow, action: ActionRow, outcome: Outcome) -> str:
         """Two attempts, two effects: the second one needs a row of its own to be undone."""
@@ -152,7 +153,7 @@ class LateVerbs:
         if request is not None and request.state in (RequestState.HINTED, RequestState.HELD):
             return "; the undo that is due covers it"  # and asks for its own, should it be withdrawn
         ask: dict[str, Any] = {
-            "scope": None if closed else {step.step_id: 0},
+            "scope": scope_that_goes_on(self.connection, saga) if closed else {step.step_id: 0},
             "cause": Cause.LATE,
             "actor": "airflow",
             "reason": why,
@@ -163,7 +164,10 @@ class LateVerbs:
             insert_request(self.connection, saga, **ask)
             return "; its undo is asked for"
         if request.state == RequestState.REQUESTED:
-            widen_request(self.connection, request, **ask)
+            if step.step_id not in scope_of(
+                self.connection, request
+            ):  # else it may keep what came before a place
+                widen_request(self.connection, request, **ask)
             return "; the undo that was asked for takes it along"
         queued = one(self.connection, RequestRow, Q.queued_request, {"saga_id": saga.saga_id})
         if queued is None:

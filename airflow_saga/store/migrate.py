@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 from airflow_saga.core.errors import StoreNotMigratedError
 from airflow_saga.core.states import MOVES, Machine
 
-HEAD = "0003"
+HEAD = "0004"
 _TABLES: dict[Machine, str] = {"saga": "saga", "step": "step", "action": "action", "request": "undo_request"}
 MIGRATE_COMMAND = "airflow saga db migrate"
 

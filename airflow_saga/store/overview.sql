@@ -12,7 +12,8 @@ LEFT JOIN LATERAL (
 ) r ON true
 LEFT JOIN LATERAL (
     SELECT count(*) FILTER (WHERE a.reconcile_at IS NULL) AS standing,
-           count(*) FILTER (WHERE a.state = 'IN_DOUBT' AND s.state = 'STOPPED') AS doubtful
+           count(*) FILTER (WHERE a.state = 'IN_DOUBT' AND s.state = 'STOPPED') AS doubtful,
+           count(*) FILTER (WHERE s.state = 'PARTLY_UNDONE' AND NOT a.kept AND a.reconcile_at IS NULL) AS left_over
     FROM airflow_saga.action a JOIN airflow_saga.step s USING (step_id)
     WHERE s.saga_id = g.saga_id AND a.residual AND g.state IN ('PARTIALLY_CANCELLED', 'FAILED', 'SUSPENDED')
 ) a ON true
@@ -22,7 +23,7 @@ WHERE g.state NOT IN ('COMPLETED', 'CANCELLED')
        OR g.state = 'PARTIALLY_CANCELLED' AND r.state IS NULL AND a.standing > 0
        OR g.state = 'FAILED' AND r.state IS NULL AND a.standing > 0
           AND (a.doubtful > 0 OR g.cause IN ('incomplete', 'refused'))
-       OR g.state = 'SUSPENDED' AND a.doubtful > 0
+       OR g.state = 'SUSPENDED' AND r.state IS NULL AND (a.doubtful > 0 OR a.left_over > 0)
        OR r.state IN ('HINTED', 'REQUESTED', 'FROZEN')
           AND (r.owner_lease_until IS NULL OR r.owner_lease_until < clock_timestamp())
           AND r.asked_at < clock_timestamp() - make_interval(secs => %(start_alert_seconds)s))

@@ -515,6 +515,12 @@ SET undo_failures = CASE WHEN %(goes_on)s THEN undo_failures ELSE 0 END,
                      AND generation = (SELECT s.generation FROM airflow_saga.step s WHERE s.step_id = action.step_id) END
 WHERE step_id = %(step_id)s AND residual;
 
+-- name: give_new_tries
+-- A person asks for this one again; the others of its step stay as an undo has left them.
+UPDATE airflow_saga.action
+SET undo_failures = 0, probed = false, undo_deadline_at = NULL, undo_finished_at = NULL, reconcile_at = NULL
+WHERE action_id = %(action_id)s AND residual;
+
 -- name: cut_step
 -- Only a part of it is undone: what stands before that part goes over into a new generation, with its keys.
 WITH cut AS (
@@ -550,6 +556,12 @@ WHERE step_id = %(step_id)s AND state IN ('RUNNING', 'STOPPED', 'SUCCEEDED', 'UN
 -- name: saga_has_residual
 SELECT EXISTS (SELECT 1 FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
                WHERE s.saga_id = %(saga_id)s AND a.residual) AS stands;
+
+-- name: left_by_undo
+-- What stands though it was to be undone, and what stands since no undo was to take it away.
+SELECT count(*) FILTER (WHERE s.state = 'PARTLY_UNDONE' AND NOT a.kept) > 0 AS failed, count(*) > 0 AS kept
+FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
+WHERE s.saga_id = %(saga_id)s AND a.residual;
 
 -- name: step_has_residual
 SELECT EXISTS (SELECT 1 FROM airflow_saga.action WHERE step_id = %(step_id)s AND residual) AS stands;

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
 
 from airflow_saga.core.errors import UnknownSagaError
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
+from airflow_saga.core.states import StepState
 from airflow_saga.store.queries import Q
+from airflow_saga.store.rewind import RewindVerbs
 from airflow_saga.store.rows import dicts, many, one
-from airflow_saga.store.scope import plan_of
+from airflow_saga.store.scope import plan_of_scope
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,18 @@ class SagaView:
 
     def step_of(self, action: ActionRow) -> StepRow:
         return next(step for step in self.steps if step.step_id == action.step_id)
+
+
+class Plan(NamedTuple):
+    """What an undo would do.
+
+    :ivar steps: as it would be frozen. :ivar digest: the hash by which a person signs it.
+    :ivar actions: of the saga, as they were at the same moment.
+    """
+
+    steps: dict[str, Any]
+    digest: str
+    actions: tuple[ActionRow, ...]
 
 
 class Reader:
@@ -84,11 +98,17 @@ class Reader:
         }
         return dicts(self.connection, Q.list_sagas, params)
 
-    def plan(self, dag_id: str, run_id: str) -> tuple[dict[str, Any], str]:
-        """What an undo of the whole run would do now, and the hash by which a person signs it. Calls nothing."""
+    def plan(self, dag_id: str, run_id: str, from_action: int | None = None) -> Plan:
+        """What an undo of the whole run, or from an action on, would do now. Calls nothing."""
         with self.connection.transaction():
             self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            return plan_of(self.connection, self.saga(dag_id, run_id), None)
+            saga = self.saga(dag_id, run_id)
+            if from_action is None:
+                steps, digest = plan_of_scope(self.connection, saga, None)
+            else:
+                steps, digest = RewindVerbs(self.connection).plan_from(saga, from_action)
+            rows = many(self.connection, ActionRow, Q.all_actions_of_saga, {"saga_id": saga.saga_id})
+            return Plan(steps, digest, tuple(rows))
 
     def request(self, request_uuid: UUID) -> RequestRow | None:
         return one(self.connection, RequestRow, Q.find_request, {"request_uuid": request_uuid})
@@ -111,6 +131,15 @@ class Reader:
 
     def residual(self, saga_id: int) -> list[ActionRow]:
         return many(self.connection, ActionRow, Q.residual_of_saga, {"saga_id": saga_id})
+
+    def left_by_undo(self, saga_id: int) -> list[ActionRow]:
+        """What stands though it was to be undone: without what stands since it came before a place."""
+        closed = {
+            step.step_id
+            for step in self.steps(saga_id)
+            if step.state in (StepState.PARTLY_UNDONE, StepState.UNDOING)
+        }
+        return [row for row in self.residual(saga_id) if row.step_id in closed and not row.kept]
 
     def indexes_to_undo(self, request: RequestRow, task_id: str) -> list[int]:
         """The map indexes of this task that have something to undo in this request."""

@@ -60,10 +60,11 @@ class ResolveVerbs:
                 step_id=step.step_id,
                 action_id=action_id,
             )
-            if close_if_nothing_stands(
+            closed = close_if_nothing_stands(
                 self.connection, saga, step, actor=actor, reason="the rest is resolved"
-            ):
-                message = f"{dag_id} / {run_id} is CANCELLED now: nothing is left to settle"
+            )
+            if closed is not None:
+                message = f"{dag_id} / {run_id} is {closed} now: nothing is left to settle"
                 return Decision(Verdict.CANCELLED, message, saga)
             return Decision(Verdict.ALREADY, f"{action.name} is {to} now", saga)
 

@@ -1,4 +1,4 @@
-"""Going back to a place inside of a saga: a save-point, or where a step turned out to take another way than it had.
+"""Going back to a place inside of a saga: a save-point, an action that a person chose, where a step took another way.
 
 What came after the place is undone, in this step and in those after it; what came before stays and is gone on from
 (PROTOCOL 4). These verbs only ask for it: the undo is carried out like any other.
@@ -14,16 +14,23 @@ import psycopg
 from airflow_saga.core.decide import pruned
 from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
 from airflow_saga.core.plan import comes_after
-from airflow_saga.core.records import RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import Cause, RequestState, SagaState, StepState
+from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
+from airflow_saga.core.states import ActionState, Cause, Mode, RequestState, SagaState, StepState
 from airflow_saga.store.connect import retried
+from airflow_saga.store.decision import Decision, Verdict
 from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
-from airflow_saga.store.scope import withdraw
+from airflow_saga.store.saga import move_saga, steps_with_lease
+from airflow_saga.store.scope import check_signed_plan, plan_of_scope, scope_of, withdraw
 
 _REWINDABLE = (SagaState.RUNNING, SagaState.COMPLETED, SagaState.FAILED, SagaState.SUSPENDED)
 _CUTTABLE = (StepState.RUNNING, StepState.STOPPED, StepState.SUCCEEDED)
+_AT_REST = (SagaState.COMPLETED, SagaState.FAILED, SagaState.SUSPENDED)
+_INSTEAD = {
+    SagaState.RUNNING: "it is still running: stop it first (airflow saga cancel --keep), or go back to a save-point",
+    SagaState.PARTIALLY_CANCELLED: "an undo of it has left something: try that again, or undo all that is left",
+}
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,126 @@ class RewindVerbs:
             request = insert_request(self.connection, saga, scope=scope, actor=actor, **ask)
         wake(self.connection, saga.saga_id, "undo")
         return request
+
+    @retried
+    def undo_from(
+        self,
+        dag_id: str,
+        run_id: str,
+        action_id: int,
+        *,
+        actor: str,
+        reason: str | None = None,
+        clear_number: int = 0,
+        plan_hash: str | None = None,
+    ) -> Decision:
+        """Undo an action and all that came after it; what came before stays, and the saga is SUSPENDED then.
+
+        :raises UnknownSagaError: there is no such saga, or it has no such action.
+        :raises VerbRefusedError: it is not at rest, something before is in doubt, or the plan signed is another one.
+        """
+        where = f"{dag_id} / {run_id}"
+        with self.connection.transaction():
+            saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
+            if saga is None:
+                raise UnknownSagaError(f"there is no saga {where}")
+            scope, what = self._scope_from(saga, action_id)
+            request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
+            if request is not None and saga.state == SagaState.CANCELLING and self._covers(request, scope):
+                message = f"{where} is being undone already, asked for by {request.actor}"
+                return Decision(Verdict.ALREADY, message, saga, request)
+            self._check_at_rest(saga)
+            self._check_sure_before(saga, action_id)
+            if plan_hash is not None:
+                check_signed_plan(self.connection, saga, plan_hash, scope)
+            if not plan_of_scope(self.connection, saga, scope)[0]["steps"]:
+                return Decision(Verdict.ALREADY, f"{where}: nothing stands from {what} on", saga)
+            told: dict[str, Any] = {
+                "actor": actor,
+                "reason": reason or f"from {what} on",
+                "cause": Cause.USER,
+            }
+            asked = self._ask(saga, scope, clear_number=max(clear_number, saga.clear_number), **told)
+            stop_clear_number = max(clear_number, saga.clear_number)
+            move_saga(
+                self.connection,
+                saga,
+                SagaState.CANCELLING,
+                mode=Mode.UNDO,
+                stop_clear_number=stop_clear_number,
+                **told,
+            )
+            message = (
+                f"{where}: from {what} on it is being undone, asked for by {actor}; what came before stays"
+            )
+            return Decision(Verdict.CANCELLING, message, saga, asked)
+
+    def plan_from(self, saga: SagaRow, action_id: int) -> tuple[dict[str, Any], str]:
+        """What :meth:`undo_from` would do now, and the hash by which a person signs it. Calls nothing.
+
+        :raises UnknownSagaError: the saga has no such action.
+        """
+        scope, _ = self._scope_from(saga, action_id)
+        return plan_of_scope(self.connection, saga, scope)
+
+    def _scope_from(self, saga: SagaRow, action_id: int) -> tuple[dict[int, int], str]:
+        """This action's step from it on, the steps after it as a whole; and the place in words."""
+        action = one(self.connection, ActionRow, Q.read_action_row, {"action_id": action_id})
+        if action is None or action.saga_id != saga.saga_id:
+            raise UnknownSagaError(
+                f"{saga.dag_id} / {saga.run_id} has no action {action_id}; see: airflow saga show"
+            )
+        steps = many(self.connection, StepRow, Q.steps_of_saga, {"saga_id": saga.saga_id})
+        step = next(each for each in steps if each.step_id == action.step_id)
+        what = f"{action.name} of {step.label}"
+        later = {each.step_id: 0 for each in steps if comes_after(each, step)}
+        if action.generation == step.generation:
+            return {step.step_id: action.seq, **later}, what
+        if action.residual:
+            raise VerbRefusedError(
+                f"{what} (action {action_id}) belongs to an earlier pass of its step; choose one of the newest pass"
+            )
+        return later, what  # this part of the step is undone already
+
+    def _covers(self, request: RequestRow, scope: dict[int, int]) -> bool:
+        cuts = scope_of(self.connection, request)
+        return request.whole_run or all(
+            step_id in cuts and cuts[step_id].from_seq <= from_seq for step_id, from_seq in scope.items()
+        )
+
+    def _check_at_rest(self, saga: SagaRow) -> None:
+        """:raises VerbRefusedError: it runs, is being undone, or an undo has left something."""
+        where = f"{saga.dag_id} / {saga.run_id}"
+        if saga.pruned_at is not None:
+            raise VerbRefusedError(f"{where}: {pruned(saga)}")
+        if saga.state not in _AT_REST:
+            instead = _INSTEAD.get(SagaState(saga.state), "look: airflow saga show")
+            raise VerbRefusedError(
+                f"{where} is {saga.state}, so it cannot be undone from a place on: {instead}"
+            )
+        running = steps_with_lease(self.connection, saga.saga_id)
+        if running:
+            raise VerbRefusedError(f"{where}: {running[0].label} is still running; stop the saga first")
+
+    def _check_sure_before(self, saga: SagaRow, action_id: int) -> None:
+        """What stays has to be known: nobody would ask about it any more.
+
+        :raises VerbRefusedError: an action of the step that came before is in doubt; names it.
+        """
+        action = one(self.connection, ActionRow, Q.read_action_row, {"action_id": action_id})
+        assert action is not None
+        rows = many(self.connection, ActionRow, Q.actions_of_steps, {"step_ids": [action.step_id]})
+        unsure = [
+            row
+            for row in rows
+            if row.generation == action.generation and row.seq < action.seq and row.state != ActionState.DONE
+        ]
+        if unsure:
+            named = ", ".join(f"{row.name} (action {row.action_id}, {row.state})" for row in unsure[:5])
+            raise VerbRefusedError(
+                f"{saga.dag_id} / {saga.run_id}: before it, {named} is not settled, and would be kept as it is. Undo "
+                f"from there, or say first what became of it: airflow saga resolve"
+            )
 
     @retried
     def undo_from_if_stopped(self, step: StepRow, from_seq: int, reason: str) -> RequestRow:

@@ -90,11 +90,23 @@ def undo_again(connection: psycopg.Connection, saga: SagaRow, reason: str | None
 
 def close_if_nothing_stands(
     connection: psycopg.Connection, saga: SagaRow, step: StepRow, *, actor: str | None, reason: str
-) -> bool:
-    """After the last residual of a step, and of a partly cancelled saga, is settled without an undo."""
+) -> SagaState | None:
+    """After the last residual of a step, and of a partly cancelled saga, is settled without an undo.
+
+    SUSPENDED where what is left stands on purpose: it came before the place from which the saga was undone.
+    """
     connection.execute(Q.step_resolved, {"step_id": step.step_id})
-    stands = (first(connection, Q.saga_has_residual, {"saga_id": saga.saga_id}) or {})["stands"]
-    if saga.state != SagaState.PARTIALLY_CANCELLED or stands:
-        return False
-    move_saga(connection, saga, SagaState.CANCELLED, cause=saga.cause, actor=actor, reason=reason)
-    return True
+    state = state_after_undo(connection, saga)
+    if saga.state != SagaState.PARTIALLY_CANCELLED or state == SagaState.PARTIALLY_CANCELLED:
+        return None
+    move_saga(connection, saga, state, cause=saga.cause, actor=actor, reason=reason)
+    return state
+
+
+def state_after_undo(connection: psycopg.Connection, saga: SagaRow) -> SagaState:
+    """What an undo has made of a saga: partly cancelled while something stands that it was to take away."""
+    row = first(connection, Q.left_by_undo, {"saga_id": saga.saga_id})
+    assert row is not None
+    if row["failed"]:
+        return SagaState.PARTIALLY_CANCELLED
+    return SagaState.SUSPENDED if row["kept"] else SagaState.CANCELLED

@@ -10,13 +10,10 @@ import psycopg
 from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
 from airflow_saga.core.plan import build_plan, hash_of
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import Cause, RequestState
+from airflow_saga.core.states import GOES_ON_CAUSES, RequestState, StepState
 from airflow_saga.store.queries import Q
 from airflow_saga.store.rows import dicts, many, note, one
 from airflow_saga.store.saga import steps_with_lease
-
-GOES_ON = (Cause.DUE, Cause.LATE)
-"""Causes of an undo that nobody asked for anew: what an earlier one gave up still waits for a person."""
 
 
 class Cut(NamedTuple):
@@ -64,21 +61,41 @@ def lock_steps_in_scope(connection: psycopg.Connection, saga: SagaRow, request: 
     return many(connection, StepRow, Q.lock_steps_of_request, {"request_id": request.request_id})
 
 
-def plan_of(
-    connection: psycopg.Connection, saga: SagaRow, request: RequestRow | None
-) -> tuple[dict[str, Any], str]:
-    """The plan an undo would freeze now, and its hash. ``request`` None: of the whole run."""
+def scope_that_goes_on(connection: psycopg.Connection, saga: SagaRow) -> dict[int, int] | None:
+    """The steps that an undo has closed, for one that goes on with it; None: the whole run.
+
+    The others stand on purpose, where a person has undone only what came after a place.
+    """
     steps = many(connection, StepRow, Q.steps_of_saga, {"saga_id": saga.saga_id})
-    from_seq: dict[int, int] = {}
-    if request is not None and not request.whole_run:
-        from_seq = {step_id: cut.from_seq for step_id, cut in scope_of(connection, request).items()}
-        steps = [step for step in steps if step.step_id in from_seq]
+    closed = [step.step_id for step in steps if step.state in (StepState.UNDONE, StepState.PARTLY_UNDONE)]
+    return None if len(closed) == len(steps) else dict.fromkeys(closed, 0)
+
+
+def plan_of(connection: psycopg.Connection, saga: SagaRow, request: RequestRow) -> tuple[dict[str, Any], str]:
+    """The plan that this request would freeze now, and its hash."""
+    cuts = None if request.whole_run else scope_of(connection, request)
+    from_seqs = None if cuts is None else {step_id: cut.from_seq for step_id, cut in cuts.items()}
+    return plan_of_scope(connection, saga, from_seqs, goes_on=request.cause in GOES_ON_CAUSES)
+
+
+def plan_of_scope(
+    connection: psycopg.Connection, saga: SagaRow, scope: dict[int, int] | None, *, goes_on: bool = False
+) -> tuple[dict[str, Any], str]:
+    """What an undo of this scope would do now, and the hash of it.
+
+    :param scope: step_id → first seq of its generation; None: the whole run.
+    """
+    steps = many(connection, StepRow, Q.steps_of_saga, {"saga_id": saga.saga_id})
+    if scope is not None:
+        steps = [step for step in steps if step.step_id in scope]
     actions = many(connection, ActionRow, Q.actions_of_steps, {"step_ids": [step.step_id for step in steps]})
-    plan = build_plan(steps, actions, from_seq, goes_on=request is not None and request.cause in GOES_ON)
+    plan = build_plan(steps, actions, scope or {}, goes_on=goes_on)
     return plan, hash_of(plan)
 
 
-def check_signed_plan(connection: psycopg.Connection, saga: SagaRow, signed: str) -> None:
+def check_signed_plan(
+    connection: psycopg.Connection, saga: SagaRow, signed: str, scope: dict[int, int] | None = None
+) -> None:
     """:raises VerbRefusedError: the plan whose hash a person signed is not what an undo would do now."""
     running = steps_with_lease(connection, saga.saga_id)
     if running:
@@ -86,7 +103,7 @@ def check_signed_plan(connection: psycopg.Connection, saga: SagaRow, signed: str
             f"{saga.dag_id} / {saga.run_id}: {running[0].label} is still running, so a plan cannot be exact; "
             f"stop the saga first, or undo without --plan"
         )
-    _, now_hash = plan_of(connection, saga, None)
+    _, now_hash = plan_of_scope(connection, saga, scope)
     if now_hash != signed:
         raise VerbRefusedError(
             f"{saga.dag_id} / {saga.run_id}: something moved since that plan was made; look again: "

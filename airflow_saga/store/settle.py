@@ -7,15 +7,24 @@ from uuid import UUID
 
 import psycopg
 
-from airflow_saga.core.errors import UndoFencedError
+from airflow_saga.core.errors import UndoFencedError, UnknownSagaError, VerbRefusedError
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import Cause, Mode, RequestState, SagaState
+from airflow_saga.core.states import (
+    GOES_ON_CAUSES,
+    Cause,
+    Effect,
+    Mode,
+    RequestState,
+    SagaState,
+    StepState,
+)
 from airflow_saga.store.connect import retried
+from airflow_saga.store.decision import Decision, Verdict
 from airflow_saga.store.queries import Q
-from airflow_saga.store.requests import insert_request
+from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
-from airflow_saga.store.saga import move_saga, undo_again
-from airflow_saga.store.scope import lock_request, lock_steps_in_scope
+from airflow_saga.store.saga import move_saga, state_after_undo, undo_again
+from airflow_saga.store.scope import lock_request, lock_steps_in_scope, scope_that_goes_on
 
 
 @dataclass(frozen=True)
@@ -41,8 +50,9 @@ class SettleVerbs:
 
     @retried
     def settle_if_all_settled(self, request_uuid: UUID, owner_run_id: str) -> Settled | None:
-        """FROZEN → SETTLED, its steps UNDONE or PARTLY_UNDONE, the saga CANCELLED or PARTIALLY_CANCELLED.
+        """FROZEN → SETTLED, its steps UNDONE or PARTLY_UNDONE, and the saga, where it is stopped for it, to its end.
 
+        That is CANCELLED, PARTIALLY_CANCELLED where something stands, SUSPENDED where the rest stands on purpose.
         None while an action of the plan is not settled (and the saga does not halt at a failed compensation).
         """
         with self.connection.transaction():
@@ -61,10 +71,9 @@ class SettleVerbs:
                 return None
             for step in steps:
                 self.connection.execute(Q.end_undo_of_step, {"step_id": step.step_id})
-            self._end_request(saga, request, RequestState.SETTLED)
-            stands = (first(self.connection, Q.saga_has_residual, {"saga_id": saga.saga_id}) or {})["stands"]
-            if request.whole_run and saga.state == SagaState.CANCELLING:
-                state = SagaState.PARTIALLY_CANCELLED if stands else SagaState.CANCELLED
+            is_last = not self._end_request(saga, request, RequestState.SETTLED)
+            if is_last and saga.state == SagaState.CANCELLING and saga.mode == Mode.UNDO:
+                state = state_after_undo(self.connection, saga)
                 move_saga(
                     self.connection, saga, state, cause=saga.cause, actor=saga.actor, reason=saga.reason
                 )
@@ -76,7 +85,8 @@ class SettleVerbs:
             return Settled(ended_saga, ended_request, self._residual(saga, request))
 
     def _residual(self, saga: SagaRow, request: RequestRow) -> tuple[ActionRow, ...]:
-        rows = many(self.connection, ActionRow, Q.residual_of_saga, {"saga_id": saga.saga_id})
+        found = many(self.connection, ActionRow, Q.residual_of_saga, {"saga_id": saga.saga_id})
+        rows = [row for row in found if not row.kept]
         if request.whole_run:
             return tuple(rows)
         scope = {
@@ -85,8 +95,8 @@ class SettleVerbs:
         }
         return tuple(row for row in rows if row.step_id in scope)
 
-    def _end_request(self, saga: SagaRow, request: RequestRow, state: str) -> None:
-        """The request ends; a wider one that waited behind it is next (not when the whole run was undone just now)."""
+    def _end_request(self, saga: SagaRow, request: RequestRow, state: str) -> bool:
+        """The request ends; one that waited behind it is next: True."""
         self.connection.execute(Q.move_request, {"request_id": request.request_id, "state": state})
         note(
             self.connection,
@@ -99,6 +109,7 @@ class SettleVerbs:
         if queued is not None:
             following = RequestState.EXPIRED if state == RequestState.EXPIRED else RequestState.REQUESTED
             self.connection.execute(Q.move_request, {"request_id": queued.request_id, "state": following})
+        return queued is not None
 
     @retried
     def expire_if_past_deadline(self, saga_id: int, *, actor: str = "reconciler") -> SagaRow | None:
@@ -140,16 +151,92 @@ class SettleVerbs:
             ]
             if not due:
                 return None
-            whole = saga.state == SagaState.PARTIALLY_CANCELLED
-            request = insert_request(
+            reason = "a compensation that was under way is asked for again"
+            return self._go_on(saga, due, cause=Cause.DUE, actor="reconciler", reason=reason)
+
+    def _go_on(
+        self, saga: SagaRow, step_ids: list[int], *, cause: Cause, actor: str, reason: str
+    ) -> RequestRow:
+        """Ask for an undo that goes on where an earlier one has ended."""
+        is_closed = saga.state == SagaState.PARTIALLY_CANCELLED
+        request = insert_request(
+            self.connection,
+            saga,
+            scope=scope_that_goes_on(self.connection, saga) if is_closed else dict.fromkeys(step_ids, 0),
+            cause=cause,
+            actor=actor,
+            reason=reason,
+            clear_number=saga.clear_number,
+        )
+        if is_closed:
+            undo_again(self.connection, saga, saga.reason)
+        return request
+
+    @retried
+    def retry(
+        self, dag_id: str, run_id: str, action_id: int, *, actor: str, reason: str | None = None
+    ) -> Decision:
+        """Ask once more for the undo of one action that an undo has left standing. No other is tried again.
+
+        :raises UnknownSagaError: there is no such saga, or it has no such action.
+        :raises VerbRefusedError: nothing of it can be tried again now; says why.
+        """
+        with self.connection.transaction():
+            saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
+            action = one(self.connection, ActionRow, Q.read_action_row, {"action_id": action_id})
+            if saga is None or action is None or action.saga_id != saga.saga_id:
+                raise UnknownSagaError(
+                    f"{dag_id} / {run_id} has no action {action_id}; see: airflow saga show"
+                )
+            step = one(self.connection, StepRow, Q.lock_step_by_id, {"step_id": action.step_id})
+            assert step is not None
+            _check_retriable(step, action)
+            told = reason or f"{action.name} is tried again"
+            request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
+            if request is not None:
+                return self._join(saga, step, action, request, actor, told)
+            self.connection.execute(Q.give_new_tries, {"action_id": action_id})
+            asked = self._go_on(saga, [step.step_id], cause=Cause.RETRY, actor=actor, reason=told)
+            wake(self.connection, saga.saga_id, "undo")
+            return Decision(Verdict.CANCELLING, f"the undo of {action.name} is tried again", saga, asked)
+
+    def _join(
+        self, saga: SagaRow, step: StepRow, action: ActionRow, request: RequestRow, actor: str, reason: str
+    ) -> Decision:
+        """Another undo is asked for: one that has not begun takes this action along.
+
+        :raises VerbRefusedError: it has begun, or is about another step.
+        """
+        asked = request.state == RequestState.REQUESTED
+        if asked and request.cause in GOES_ON_CAUSES:
+            self.connection.execute(Q.give_new_tries, {"action_id": action.action_id})
+            request = widen_request(
                 self.connection,
-                saga,
-                scope=None if whole else dict.fromkeys(due, 0),
-                cause=Cause.DUE,
-                actor="reconciler",
-                reason="a compensation that was under way is asked for again",
+                request,
+                scope={step.step_id: 0},
+                cause=Cause.RETRY,
+                actor=actor,
+                reason=reason,
                 clear_number=saga.clear_number,
             )
-            if whole:
-                undo_again(self.connection, saga, saga.reason)
-            return request
+        elif not (asked and request.whole_run):
+            raise VerbRefusedError(
+                f"action {action.action_id} ({action.name} of {step.label}): an undo asked for by {request.actor} is "
+                f"under way ({request.state}); wait for its end"
+            )
+        message = f"{action.name} is taken along by the undo that {request.actor} has asked for already"
+        return Decision(Verdict.ALREADY, message, saga, request)
+
+
+def _check_retriable(step: StepRow, action: ActionRow) -> None:
+    what = f"action {action.action_id} ({action.name} of {step.label})"
+    if not action.residual or action.kept:
+        told = f" ({action.note})" if action.note else ""
+        raise VerbRefusedError(f"{what} is {action.state}{told}: there is nothing to try again")
+    if action.effect == Effect.NON_COMPENSABLE:
+        raise VerbRefusedError(
+            f"{what} is declared NON_COMPENSABLE: nothing of ours can undo it. Say what became of it: "
+            f"airflow saga resolve"
+        )
+    if step.state not in (StepState.PARTLY_UNDONE, StepState.UNDOING):
+        raise VerbRefusedError(f"{what}: its step is {step.state}, no undo has tried it; undo the saga first")

@@ -7,10 +7,9 @@ from typing import Any
 
 import psycopg
 
-from airflow_saga.core.records import ActionRow
 from airflow_saga.core.states import RequestState, SagaState
 from airflow_saga.store.overview import Overview
-from airflow_saga.store.reader import Reader
+from airflow_saga.store.reader import Plan, Reader
 from airflow_saga.telling.display import Display, moment, plural
 
 _NOT_STOPPED = (SagaState.RUNNING, SagaState.COMPLETED, SagaState.PENDING)
@@ -63,21 +62,21 @@ def _need(row: dict[str, Any]) -> str:
     return f"{plural(row['standing'], 'effect')} to settle: resolve or undo"
 
 
-def planned(steps: dict[str, Any], actions: Sequence[ActionRow], display: Display) -> list[dict[str, Any]]:
+def planned(plan: Plan, display: Display) -> list[dict[str, Any]]:
     """The actions of a plan in the order in which an undo would take them back."""
-    known = {action.action_id: action for action in actions}
-    rows = [(step, plan) for step in steps["steps"] for plan in step["actions"]]
+    known = {action.action_id: action for action in plan.actions}
+    rows = [(step, action) for step in plan.steps["steps"] for action in step["actions"]]
     return [
         {
             "order": order,
             "step": step["task_id"] + (f"[{step['map_index']}]" if step["map_index"] >= 0 else ""),
-            "action": plan["action_id"],
-            "name": plan["name"],
-            "version": plan["version"],
-            "state": plan["state"],
-            "expected": plan["expected"],
-            "params": display.value(known[plan["action_id"]].params),
-            "result": display.value(known[plan["action_id"]].result),
+            "action": action["action_id"],
+            "name": action["name"],
+            "version": action["version"],
+            "state": action["state"],
+            "expected": action["expected"],
+            "params": display.value(known[action["action_id"]].params),
+            "result": display.value(known[action["action_id"]].result),
         }
-        for order, (step, plan) in enumerate(rows, 1)
+        for order, (step, action) in enumerate(rows, 1)
     ]

@@ -14,6 +14,7 @@ from typing import Any
 from airflow_saga.core.identity import compensation_dag_id
 from airflow_saga.core.records import ActionRow, RequestRow, StepRow
 from airflow_saga.core.states import (
+    GOES_ON_CAUSES,
     OPEN_REQUEST_STATES,
     ActionState,
     Cause,
@@ -35,9 +36,11 @@ _CAUSES: dict[str, str] = {
     Cause.LOST_WORKER: "undone since its worker was lost",
     Cause.LATE: "undone since an answer came late",
     Cause.DUE: "undone since a compensation was due",
+    Cause.RETRY: "tried again by {actor}",
     Cause.REDO: "undone since a finished step was cleared",
     Cause.DIVERGED: "undone since a step diverged from its log",
 }
+_AFTER_A_PLACE = frozenset({SagaState.SUSPENDED, SagaState.PARTIALLY_CANCELLED})
 _AT_REST = frozenset({SagaState.CANCELLED, SagaState.PARTIALLY_CANCELLED, SagaState.CANCELLING})
 
 
@@ -132,20 +135,22 @@ class Story:
 
     def _telling_request(self) -> RequestRow | None:
         """The request that says who wanted this: not one that only followed from it."""
-        whole = [
+        known = [
             request
             for request in self.view.requests
-            if request.whole_run and request.state != RequestState.WITHDRAWN
+            if (request.whole_run or request.cause == Cause.USER) and request.state != RequestState.WITHDRAWN
         ]
-        first_hand = [request for request in whole if request.cause not in (Cause.DUE, Cause.LATE)]
-        told = first_hand or whole
+        first_hand = [request for request in known if request.cause not in GOES_ON_CAUSES]
+        told = first_hand or known
         return told[-1] if told else None
 
     def _counts(self) -> str:
         states = [action.state for action in self._effects]
-        certain, uncertain, awaited = 0, 0, 0
+        certain, uncertain, awaited, stays = 0, 0, 0, 0
         for action in self._effects:
-            if action.residual and action.reconcile_at is not None:
+            if action.residual and self._stays(action):
+                stays += 1
+            elif action.residual and action.reconcile_at is not None:
                 awaited += 1
             elif action.residual and stands_for_sure(action):
                 certain += 1
@@ -164,6 +169,8 @@ class Story:
             parts.append(f"{uncertain} may still stand")
         if awaited:
             parts.append(f"{awaited} awaited")
+        if stays:
+            parts.append(f"{stays} kept, from before that")
         if self.saga.state == SagaState.CANCELLED:
             parts.append("nothing else stands" if accepted else "nothing stands")
         return ", ".join(parts)
@@ -192,7 +199,7 @@ class Story:
         if self.saga.state in (SagaState.RUNNING, SagaState.COMPLETED, SagaState.PENDING):
             shown = [action for action in self._effects if action.state == ActionState.IN_DOUBT]
         else:
-            shown = [action for action in self._effects if action.residual]
+            shown = [action for action in self._effects if action.residual and not self._stays(action)]
         return [
             Standing(
                 action=action.action_id,
@@ -234,6 +241,13 @@ class Story:
         if self.saga.state == SagaState.PARTIALLY_CANCELLED:
             return "the undo ended before its turn came"
         return "nobody has undone it"
+
+    def _stays(self, action: ActionRow) -> bool:
+        """It came before the place from which the saga was undone."""
+        request = self._telling_request()
+        if self.saga.state not in _AFTER_A_PLACE or request is None or request.whole_run:
+            return False
+        return action.kept or self._steps[action.step_id].state != StepState.PARTLY_UNDONE
 
     def _settle(self, action: ActionRow, step: StepRow) -> Iterator[Move]:
         request = self._open_request()

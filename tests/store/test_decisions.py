@@ -404,7 +404,7 @@ def test_a_hook_that_is_older_than_the_newest_attach_is_dropped_and_noted(each_s
 def test_a_signed_plan_is_carried_out_only_if_nothing_moved(each_scene: Scene) -> None:
     each_scene.stopped("flight", 1, 2)
     each_scene.runs.complete_if_over(*each_scene.run)
-    plan, digest = each_scene.reader.plan(*each_scene.run)
+    plan, digest, _ = each_scene.reader.plan(*each_scene.run)
     assert [row["seq"] for row in plan["steps"][0]["actions"]] == [2, 1]
     with pytest.raises(VerbRefusedError, match="something moved since"):
         each_scene.requests.undo(*each_scene.run, actor="ann", plan_hash="0" * 64)
@@ -416,7 +416,7 @@ def test_a_signed_plan_is_carried_out_only_if_nothing_moved(each_scene: Scene) -
 
 def test_a_plan_cannot_be_signed_while_a_step_runs(scene: Scene) -> None:
     scene.act(scene.attach(), 1)
-    _, digest = scene.reader.plan(*scene.run)
+    digest = scene.reader.plan(*scene.run).digest
     with pytest.raises(VerbRefusedError, match="flight is still running"):
         scene.requests.undo(*scene.run, actor="ann", plan_hash=digest)
     scene.time_passes(20)

@@ -570,5 +570,5 @@ def test_reading_never_waits_for_a_verb(scene: Scene) -> None:
             reader = Reader(reading)
             assert reader.view(*scene.run).actions
             assert reader.sagas()
-            assert reader.plan(*scene.run)[0]["steps"]
+            assert reader.plan(*scene.run).steps["steps"]
             assert reader.sagas_to_read()

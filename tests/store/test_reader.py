@@ -74,12 +74,12 @@ def test_a_plan_calls_and_changes_nothing(each_scene: Scene) -> None:
     each_scene.ran("flight", 1, 2)
     each_scene.ran("hotel", 1, after=["flight"])
     before = each_scene.tables()
-    plan, digest = each_scene.reader.plan(*each_scene.run)
+    plan, digest, _ = each_scene.reader.plan(*each_scene.run)
     assert [step["task_id"] for step in plan["steps"]] == ["hotel", "flight"]
     assert digest == hash_of(plan)
     assert len(action_ids(plan)) == 3
     assert each_scene.tables() == before
-    assert each_scene.reader.plan(*each_scene.run) == (plan, digest)
+    assert each_scene.reader.plan(*each_scene.run)[:2] == (plan, digest)
     each_scene.act(each_scene.attach("car"), 1)
     assert each_scene.reader.plan(*each_scene.run)[1] != digest
 

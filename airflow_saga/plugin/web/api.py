@@ -57,8 +57,15 @@ class CancelBody(Body):
 
 class UndoBody(Body):
     reason: Reason = None
-    now: bool = False
+    now: bool = Field(False, description="Abandon the call under way, which is in doubt then")
+    from_action: int | None = Field(
+        None, description="Only this action and all that came after it, of a saga that is at rest"
+    )
     plan: str | None = Field(None, max_length=128, description="Do exactly the plan of this hash, or refuse")
+
+
+class RetryBody(Body):
+    reason: Reason = None
 
 
 class RewindBody(Body):
@@ -105,13 +112,12 @@ def show(user: GetUserDep, dag_id: str, run_id: str) -> JSONResponse:
 
 
 @api.get(f"{ONE}/plan")
-def plan(user: GetUserDep, dag_id: str, run_id: str) -> JSONResponse:
+def plan(user: GetUserDep, dag_id: str, run_id: str, from_action: int | None = None) -> JSONResponse:
     """What an undo would do now, in its order, and the hash by which to ask for exactly that. Calls nothing."""
     access.check(user, "GET", dag_id)
     with store() as connection:
-        steps, digest = Reader(connection).plan(dag_id, run_id)
-        actions = Reader(connection).view(dag_id, run_id).actions
-    return JSONResponse({"hash": digest, "actions": plain(lists.planned(steps, actions, display()))})
+        planned = Reader(connection).plan(dag_id, run_id, from_action)
+    return JSONResponse({"hash": planned.digest, "actions": plain(lists.planned(planned, display()))})
 
 
 # -- deciding ---------------------------------------------------------------------------------------------------------
@@ -130,9 +136,13 @@ def cancel(user: GetUserDep, dag_id: str, run_id: str, body: CancelBody) -> JSON
 
 @api.post(f"{ONE}/undo", dependencies=[Depends(action_logging("saga_undo"))])
 def undo(user: GetUserDep, dag_id: str, run_id: str, body: UndoBody) -> JSONResponse:
-    """Undo a saga, whatever state it is in."""
+    """Undo a saga, whatever state it is in, or (``from_action``) only a part of one that is at rest."""
+    if body.from_action is not None and body.now:
+        return refused("from_action and now exclude each other: nothing runs in a saga that is at rest")
     with verbs(user, dag_id, run_id) as verb:
-        return _told(verb.undo(reason=body.reason, now=body.now, plan_hash=body.plan))
+        return _told(
+            verb.undo(reason=body.reason, now=body.now, plan_hash=body.plan, from_action=body.from_action)
+        )
 
 
 @api.post(f"{ONE}/rewind", dependencies=[Depends(action_logging("saga_rewind"))])
@@ -152,6 +162,13 @@ def resolve(user: GetUserDep, dag_id: str, run_id: str, action: int, body: Resol
                 action, to=ANSWERS[body.answer], note=body.note, result=body.result, has_result=has_result
             )
         )
+
+
+@api.post(f"{ONE}/actions/{{action}}/retry", dependencies=[Depends(action_logging("saga_retry"))])
+def retry(user: GetUserDep, dag_id: str, run_id: str, action: int, body: RetryBody) -> JSONResponse:
+    """Try the undo of one action again; no other is tried again."""
+    with verbs(user, dag_id, run_id) as verb:
+        return _told(verb.retry(action, reason=body.reason))
 
 
 @api.post(f"{ONE}/release", dependencies=[Depends(action_logging("saga_release"))])

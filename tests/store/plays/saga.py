@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_saga.core.records import Outcome
 from airflow_saga.core.states import Move
+from airflow_saga.store.rewind import RewindVerbs
 from airflow_saga.store.undo import EndedTry
 from tests.store.plays import CLEARED, Plays, frozen_now, given_up, kept, resolve, saga_in
 from tests.store.scene import Scene
@@ -91,6 +92,12 @@ def _suspend(scene: Scene, move: Move) -> Iterator[Any]:
 
 @SAGA.of("settle")
 def _settle(scene: Scene, move: Move) -> Iterator[Any]:
+    if move.target == "SUSPENDED":
+        _freeze_from(scene, 2)
+        scene.undo_step()
+        yield
+        scene.settle()
+        return
     scene.stopped("flight", 1)
     if move.target == "CANCELLED":
         scene.freeze(scene.cancel())
@@ -99,6 +106,14 @@ def _settle(scene: Scene, move: Move) -> Iterator[Any]:
         given_up(scene)
     yield
     scene.settle()
+
+
+def _freeze_from(scene: Scene, seq: int) -> None:
+    """Two actions of a finished saga, undone from this one on."""
+    scene.ran("flight", 1, 2)
+    scene.runs.complete_if_over(*scene.run)
+    RewindVerbs(scene.connection).undo_from(*scene.run, scene.action(seq).action_id, actor="ann")
+    scene.freeze()
 
 
 @SAGA.of("expire")
@@ -140,6 +155,15 @@ def _saga_late(scene: Scene, move: Move) -> Iterator[Any]:
 
 @SAGA.of("resolve")
 def _saga_resolve(scene: Scene, move: Move) -> Iterator[Any]:
+    if move.target == "SUSPENDED":
+        _freeze_from(scene, 2)
+        attached = scene.undo_of()
+        scene.compensate(attached, attached.open_actions[0], "COMPENSATION_FAILED", failed=True)
+        scene.settle()
+        failed = scene.action(2, generation=1).action_id
+        yield
+        scene.resolves.resolve(*scene.run, failed, to="ACCEPTED", actor="ann", note_text="it may stand")
+        return
     saga_in(scene, "PARTIALLY_CANCELLED")
     yield
     resolve(scene, "ACCEPTED")
