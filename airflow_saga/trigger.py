@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from airflow_saga.core.identity import compensation_dag_id, undo_run_id
 from airflow_saga.core.records import RequestRow
@@ -48,19 +48,8 @@ def start_undo_run(
     :param restart: a run that is there but over, without having carried out its request, is cleared to go on.
     """
     undo_dag_id, undo_id = compensation_dag_id(dag_id), undo_run_id(request_uuid)
-    where = f"{undo_dag_id} / {undo_id}"
-
-    def start() -> bool:
-        return _start(undo_dag_id, undo_id, conf, user, triggered_by, restart)
-
     conf = {"run_id": run_id, "request": str(request_uuid)}
-    try:
-        return on_a_session_of_its_own(start)
-    except Exception as problem:
-        said = (str(problem).splitlines() or [""])[0]
-        log.warning("%s cannot be started (%s: %s); the reconciler will", where, type(problem).__name__, said)
-        log.debug("why %s cannot be started", where, exc_info=True)
-        return False
+    return _started(undo_dag_id, undo_id, conf, user, triggered_by, restart)
 
 
 def _start(
@@ -80,6 +69,34 @@ def _start(
         log.warning("no DAG %s to undo %s with; the reconciler will try again", undo_dag_id, conf["run_id"])
         return False
     return True
+
+
+def start_probe_run(dag_id: str, run_id: str, *, user: str | None, triggered_by: str) -> str | None:
+    """Start a run of the compensation DAG that only asks the verify probes; its id, None if it cannot be started.
+
+    The probes are in the DAG's file, which neither the API server nor a command reads.
+    """
+    probe_id, conf = f"probe__{uuid4()}", {"run_id": run_id, "probe": "1"}
+    started = _started(compensation_dag_id(dag_id), probe_id, conf, user, triggered_by, restart=False)
+    return probe_id if started else None
+
+
+def _started(
+    undo_dag_id: str, undo_id: str, conf: dict[str, str], user: str | None, triggered_by: str, restart: bool
+) -> bool:
+    """Whether that run is there now. What hinders is logged: the request stands, the reconciler tries again."""
+
+    def start() -> bool:
+        return _start(undo_dag_id, undo_id, conf, user, triggered_by, restart)
+
+    try:
+        return on_a_session_of_its_own(start)
+    except Exception as problem:
+        said = (str(problem).splitlines() or [""])[0]
+        where = f"{undo_dag_id} / {undo_id}"
+        log.warning("%s cannot be started (%s: %s)", where, type(problem).__name__, said)
+        log.debug("why %s cannot be started", where, exc_info=True)
+        return False
 
 
 def clear_from(dag_id: str, run_id: str, task_id: str, map_index: int) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 
 from airflow_saga import metadata
-from airflow_saga.core.errors import UnknownSagaError
+from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
 from airflow_saga.core.identity import compensation_dag_id, forward_dag_id, undo_run_id
 from airflow_saga.core.records import StepRow
-from airflow_saga.core.states import Mode, RequestState
+from airflow_saga.core.states import ActionState, Mode, RequestState
 from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.runtime.codec import encode_masked
 from airflow_saga.settings import Settings, secrets_of_this_process
@@ -30,7 +30,7 @@ from airflow_saga.store.runs import RunVerbs
 from airflow_saga.store.settle import SettleVerbs
 from airflow_saga.telling.display import Display, plural
 from airflow_saga.telling.told import request_data, saga_data
-from airflow_saga.trigger import clear_from, trigger_undo
+from airflow_saga.trigger import clear_from, start_probe_run, trigger_undo
 
 PLAN_PREFIX = 8
 
@@ -170,6 +170,32 @@ class Verbs:
             result=self._encoded(result) if has_result else None,
         )
         return self._answer(decision, is_done=True)
+
+    def probe(self) -> Answer:
+        """Have the verify probes asked about what is in doubt, so that a person knows more before deciding.
+
+        :raises VerbRefusedError: nothing is in doubt, or Airflow cannot ask now.
+        """
+        view = Reader(self.connection).view(self.dag_id, self.run_id)
+        doubtful = [row for row in view.residual if row.state == ActionState.IN_DOUBT]
+        if not doubtful:
+            raise VerbRefusedError(f"{self.dag_id} / {self.run_id}: nothing is in doubt, so nobody is asked")
+        user, by = self._actor.partition(":")[2] or self._actor, self._triggered_by
+        probe_id = start_probe_run(self.dag_id, self.run_id, user=user, triggered_by=by)
+        undo_dag_id = compensation_dag_id(self.dag_id)
+        if probe_id is None:
+            raise VerbRefusedError(
+                f"{undo_dag_id} could not be started, so no probe is asked; look: airflow saga doctor"
+            )
+        names = ", ".join(row.name for row in doubtful[:5]) + (" …" if len(doubtful) > 5 else "")
+        told = {
+            "dag_id": undo_dag_id,
+            "run_id": probe_id,
+            "triggered": True,
+            "message": f"{undo_dag_id} / {probe_id} asks{_if_paused(undo_dag_id)}; the plan shows what they say",
+        }
+        message = f"asking the verify probes about {names}; nothing else is called"
+        return Answer(Decision(Verdict.ASKING, message, view.saga), is_done=True, started=told)
 
     def release(self) -> Answer:
         """Let an undo go on that is held since many sagas failed at once."""

@@ -59,7 +59,9 @@ def plan(args: Namespace) -> Answer:
     command = f"airflow saga undo {shlex.quote(args.dag_id)} {shlex.quote(args.run_id)}{part} --plan {digest}"
     if args.output != "table":
         return Answer(data_text({"hash": digest, "command": command, "actions": rows}, args.output))
-    columns = ("order", "step", "action", "name", "state", "expected")
+    columns = ["order", "step", "action", "name", "state", "expected"]
+    if any(row["probe"] for row in rows):
+        columns.append("probe")
     table = table_text(
         [{name: row[name] for name in columns} for row in rows],
         "nothing stands: an undo would call nothing",
@@ -129,6 +131,12 @@ def _result(text: str) -> Any:
         return json.loads(text)
     except ValueError as problem:
         usage(f"--happened takes the result as JSON ({problem}); it is not JSON: {text!r}")
+
+
+@verb(writes=True)
+def probe(args: Namespace) -> Answer:
+    with store() as connection:
+        return _tell(args, _verbs(args, connection).probe())
 
 
 @verb(writes=True)

@@ -190,6 +190,15 @@ _SAGA_COMMANDS = (
             "an action in doubt of a stopped step."
         ),
     ),
+    _command(
+        "probe",
+        "Ask the verify probes about what is in doubt; `plan` shows what they say",
+        *_SAGA,
+        description=(
+            "Ask the verify probes about what is in doubt, so that you know more before you decide. A run of the "
+            "compensation DAG does it, since they are in the DAG's file; nothing else is called, nothing is decided."
+        ),
+    ),
     _command("release", "Let an undo go on that is held since many sagas failed at once", *_SAGA),
     _command(
         "reconcile",

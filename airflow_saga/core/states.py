@@ -216,7 +216,12 @@ SAGA_MOVES: tuple[Move, ...] = (
         "saga", "retry undo", "PARTIALLY_CANCELLED", "CANCELLING", "a person, or a date is due", "person"
     ),
     *_moves(
-        "saga", "late", "CANCELLED PARTIALLY_CANCELLED", "CANCELLING", "a late answer reopened", "writer"
+        "saga",
+        "late",
+        "CANCELLED PARTIALLY_CANCELLED SUSPENDED",
+        "CANCELLING",
+        "a late answer reopened",
+        "writer",
     ),
     *_moves("saga", "resolve", "PARTIALLY_CANCELLED", "CANCELLED", "last residual resolved", "person"),
     *_moves(

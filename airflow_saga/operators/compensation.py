@@ -24,13 +24,17 @@ from airflow.sdk.exceptions import (
 
 from airflow_saga.core.identity import request_uuid_of
 from airflow_saga.core.records import RequestRow
+from airflow_saga.core.secret import set_secret_resolver
 from airflow_saga.core.states import Cause, RequestState
 from airflow_saga.platform import SupervisorPlatform, reschedule_date
-from airflow_saga.settings import Settings, store_address
+from airflow_saga.runtime.asking import ask_probes
+from airflow_saga.settings import Settings, resolve_secret, secrets_of_this_process, store_address
 from airflow_saga.store import migrate
 from airflow_saga.store.freeze import Freeze, FreezeVerbs
+from airflow_saga.store.overview import Overview
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.requests import RequestVerbs
+from airflow_saga.store.resolve import ResolveVerbs
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +82,8 @@ class PlanOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         run = context["dag_run"]
         with open_store() as connection:
+            if (run.conf or {}).get("probe"):
+                return self._ask(connection, run)
             request = self._request(connection, run)
             if request is None:
                 return {"request": None, "why": "there is nothing to undo"}
@@ -105,6 +111,18 @@ class PlanOperator(BaseOperator):
 
     def on_kill(self) -> None:
         self._killed = True
+
+    def _ask(self, connection: psycopg.Connection, run: Any) -> dict[str, Any]:
+        """Only ask the verify probes, since a person wants to know before deciding: nothing is undone by this run."""
+        set_secret_resolver(resolve_secret)
+        view = Reader(connection).view(self.saga_dag_id, str(run.conf["run_id"]))
+        actor = getattr(run, "triggering_user_name", None) or "airflow"
+        said = {}
+        for asked in ask_probes(view, Overview(connection).now(), secrets_of_this_process()):
+            self.log.info("%s (action %d): %s", asked.action.name, asked.action.action_id, asked.said)
+            ResolveVerbs(connection).note_probe(asked.action, asked.said, actor)
+            said[str(asked.action.action_id)] = asked.said
+        return {"request": None, "why": "only the verify probes were asked", "said": said}
 
     def _request(self, connection: psycopg.Connection, run: Any) -> RequestRow | None:
         """The request this run is named after, or the one its conf names, or a new one for ``{"run_id": …}``."""

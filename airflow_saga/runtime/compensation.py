@@ -13,7 +13,7 @@ from typing import Any
 from airflow_saga.core.actions import Action, compensation_for
 from airflow_saga.core.errors import ActionTimedOut, CompensationRejected, SagaError, Unavailable
 from airflow_saga.core.identity import undo_key
-from airflow_saga.core.records import ActionRecord, ActionRow, Applied, Later
+from airflow_saga.core.records import ActionRecord, ActionRow, Applied, Later, SagaRow, StepRow
 from airflow_saga.core.states import ActionState
 from airflow_saga.runtime import codec
 from airflow_saga.runtime.calls import RunningCall
@@ -26,6 +26,30 @@ log = logging.getLogger(__name__)
 
 Executor = Callable[[Any, ActionRecord], Any]
 """Carries out what a compensation gave back if that is no plain value (an operator); the Airflow layer has one."""
+
+
+def record_of(saga: SagaRow, step: StepRow, row: ActionRow, attempt: int) -> ActionRecord:
+    """All that was recorded of an action, as probes and compensations get it.
+
+    :raises ValueNotReadableError: what was recorded cannot be read here, as when its class is gone.
+    """
+    return ActionRecord(
+        dag_id=saga.dag_id,
+        run_id=saga.run_id,
+        task_id=step.task_id,
+        map_index=step.map_index,
+        name=row.name,
+        version=row.version,
+        params=codec.decode(row.params),
+        result=None if row.result is None or row.in_doubt else codec.decode(row.result),
+        key=row.key,
+        undo_key=undo_key(saga.saga_uuid, row.key, row.reopened),
+        in_doubt=row.in_doubt,
+        attempt=attempt,
+        result_lost=row.result_lost,
+        later_token=None if row.later_token is None else codec.decode(row.later_token),
+        deferred=None if row.deferral is None else codec.decode(row.deferral),
+    )
 
 
 class Compensations:
@@ -41,24 +65,7 @@ class Compensations:
 
     def record_of(self, row: ActionRow, attempt: int) -> ActionRecord:
         """:raises ValueNotReadableError: what was recorded cannot be read here, as when its class is gone."""
-        saga, step = self.attached.saga, self.attached.step
-        return ActionRecord(
-            dag_id=saga.dag_id,
-            run_id=saga.run_id,
-            task_id=step.task_id,
-            map_index=step.map_index,
-            name=row.name,
-            version=row.version,
-            params=codec.decode(row.params),
-            result=None if row.result is None or row.in_doubt else codec.decode(row.result),
-            key=row.key,
-            undo_key=self.undo_key(row),
-            in_doubt=row.in_doubt,
-            attempt=attempt,
-            result_lost=row.result_lost,
-            later_token=None if row.later_token is None else codec.decode(row.later_token),
-            deferred=None if row.deferral is None else codec.decode(row.deferral),
-        )
+        return record_of(self.attached.saga, self.attached.step, row, attempt)
 
     def undo_key(self, row: ActionRow) -> str:
         return undo_key(self.attached.saga.saga_uuid, row.key, row.reopened)

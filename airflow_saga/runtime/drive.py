@@ -213,14 +213,19 @@ def ask_probe(
     except (Exception, ActionTimedOut) as problem:  # noqa: BLE001 - whatever it is, it cannot tell
         journal.warn(f"the probe of {record.name} could not tell: {type(problem).__name__}: {problem}")
         return Unknown()
-    if isinstance(answer, Applied | NotApplied | Unknown):
-        return answer
+    told = probe_answer(answer)
+    if told is None:
+        journal.warn(
+            f"the probe of {record.name} returned {type(answer).__name__}, not Applied, NotApplied or Unknown"
+        )
+    return told or Unknown()
+
+
+def probe_answer(answer: object) -> ProbeAnswer | None:
+    """What a probe returned, an answer or its class; None: neither."""
     if isinstance(answer, type) and issubclass(answer, NotApplied | Applied | Unknown):
         return answer()
-    journal.warn(
-        f"the probe of {record.name} returned {type(answer).__name__}, not Applied, NotApplied or Unknown"
-    )
-    return Unknown()
+    return answer if isinstance(answer, Applied | NotApplied | Unknown) else None
 
 
 def resolve_awaitable(value: Any) -> Any:

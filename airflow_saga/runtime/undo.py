@@ -131,7 +131,7 @@ class StepUndo:
         if self._killed_early:
             journal.request_kill()
         journal.start()
-        set_caller(_refuse_action)
+        set_caller(refuse_action)
         try:
             return _Turns(self, journal, attached).run()
         except StepCutOffError as cut:
@@ -143,7 +143,8 @@ class StepUndo:
             self.journal = None
 
 
-def _refuse_action(action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def refuse_action(action: Action[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What an action does that is called inside of a probe or a compensation."""
     raise NestedActionError(
         f"{action.name} was called inside {current_action.get() or 'an undo'}; nothing was called. Nothing would undo "
         f"it: call {action.name}.fn(…) there."

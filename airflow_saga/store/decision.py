@@ -19,6 +19,7 @@ class Verdict(StrEnum):
     NOTHING = "cancelled, nothing to undo"
     CANCELLED = "already cancelled"
     FINISHED = "already finished"
+    ASKING = "the verify probes are asked"
     IGNORED = "ignored"
 
 

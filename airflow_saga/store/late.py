@@ -27,6 +27,8 @@ _KEEPS_ITS_STATE = (
     ActionState.ACCEPTED,
 )
 
+_CLOSED_BY_UNDO = (SagaState.CANCELLED, SagaState.PARTIALLY_CANCELLED, SagaState.SUSPENDED)
+
 
 class LateVerbs:
     """What a fenced attempt may still say."""
@@ -146,7 +148,7 @@ class LateVerbs:
         if step.state == StepState.UNDONE:
             self.connection.execute(Q.step_partly_undone, {"step_id": step.step_id})
         why = "a late answer showed an effect that stands"
-        closed = saga.state in (SagaState.CANCELLED, SagaState.PARTIALLY_CANCELLED)
+        closed = saga.state in _CLOSED_BY_UNDO
         if closed:
             undo_again(self.connection, saga, why)
         request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -11,10 +12,10 @@ import psycopg
 
 from airflow_saga.core.errors import UnknownSagaError
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
-from airflow_saga.core.states import StepState
+from airflow_saga.core.states import ActionState, StepState
 from airflow_saga.store.queries import Q
 from airflow_saga.store.rewind import RewindVerbs
-from airflow_saga.store.rows import dicts, many, one
+from airflow_saga.store.rows import PROBE_ASKED, dicts, many, one
 from airflow_saga.store.scope import plan_of_scope
 
 
@@ -32,20 +33,34 @@ class SagaView:
     def residual(self) -> tuple[ActionRow, ...]:
         return tuple(action for action in self.actions if action.residual)
 
+    @cached_property
+    def probes(self) -> dict[int, dict[str, Any]]:
+        """By action in doubt: the event of what its probe last said, if that was since it fell into doubt."""
+        doubtful = {row.action_id: row for row in self.actions if row.state == ActionState.IN_DOUBT}
+        return {
+            event["action_id"]: event
+            for event in self.events
+            if event["what"] == PROBE_ASKED and _is_newer(event, doubtful.get(event["action_id"]))
+        }
+
     def step_of(self, action: ActionRow) -> StepRow:
         return next(step for step in self.steps if step.step_id == action.step_id)
+
+
+def _is_newer(event: dict[str, Any], action: ActionRow | None) -> bool:
+    return action is not None and (action.finished_at is None or event["at"] > action.finished_at)
 
 
 class Plan(NamedTuple):
     """What an undo would do.
 
     :ivar steps: as it would be frozen. :ivar digest: the hash by which a person signs it.
-    :ivar actions: of the saga, as they were at the same moment.
+    :ivar view: of the saga, at the same moment.
     """
 
     steps: dict[str, Any]
     digest: str
-    actions: tuple[ActionRow, ...]
+    view: SagaView
 
 
 class Reader:
@@ -77,15 +92,17 @@ class Reader:
         """A saga with its steps, actions, requests and history, consistent in itself."""
         with self.connection.transaction():
             self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            saga = self.saga(dag_id, run_id)
-            key = {"saga_id": saga.saga_id}
-            return SagaView(
-                saga,
-                tuple(many(self.connection, StepRow, Q.steps_of_saga, key)),
-                tuple(many(self.connection, ActionRow, Q.all_actions_of_saga, key)),
-                tuple(many(self.connection, RequestRow, Q.requests_of_saga, key)),
-                tuple(dicts(self.connection, Q.events_of_saga, key)),
-            )
+            return self._view_of(self.saga(dag_id, run_id))
+
+    def _view_of(self, saga: SagaRow) -> SagaView:
+        key = {"saga_id": saga.saga_id}
+        return SagaView(
+            saga,
+            tuple(many(self.connection, StepRow, Q.steps_of_saga, key)),
+            tuple(many(self.connection, ActionRow, Q.all_actions_of_saga, key)),
+            tuple(many(self.connection, RequestRow, Q.requests_of_saga, key)),
+            tuple(dicts(self.connection, Q.events_of_saga, key)),
+        )
 
     def sagas(
         self, *, dag_ids: Sequence[str] | None = None, states: Sequence[str] | None = None, limit: int = 100
@@ -107,8 +124,7 @@ class Reader:
                 steps, digest = plan_of_scope(self.connection, saga, None)
             else:
                 steps, digest = RewindVerbs(self.connection).plan_from(saga, from_action)
-            rows = many(self.connection, ActionRow, Q.all_actions_of_saga, {"saga_id": saga.saga_id})
-            return Plan(steps, digest, tuple(rows))
+            return Plan(steps, digest, self._view_of(saga))
 
     def request(self, request_uuid: UUID) -> RequestRow | None:
         return one(self.connection, RequestRow, Q.find_request, {"request_uuid": request_uuid})

@@ -10,7 +10,7 @@ from airflow_saga.core.states import ActionState, Effect, RequestState, StepStat
 from airflow_saga.store.connect import retried
 from airflow_saga.store.decision import Decision, Verdict
 from airflow_saga.store.queries import Q
-from airflow_saga.store.rows import first, note, one
+from airflow_saga.store.rows import PROBE_ASKED, first, note, one
 from airflow_saga.store.saga import close_if_nothing_stands
 
 _SAID_BY_PEOPLE = (ActionState.COMPENSATED, ActionState.ACCEPTED, ActionState.DONE, ActionState.FAILED)
@@ -67,6 +67,19 @@ class ResolveVerbs:
                 message = f"{dag_id} / {run_id} is {closed} now: nothing is left to settle"
                 return Decision(Verdict.CANCELLED, message, saga)
             return Decision(Verdict.ALREADY, f"{action.name} is {to} now", saga)
+
+    @retried
+    def note_probe(self, action: ActionRow, said: str, actor: str) -> None:
+        """What a verify probe said when a person asked; it decides nothing."""
+        note(
+            self.connection,
+            PROBE_ASKED,
+            actor,
+            said,
+            saga_id=action.saga_id,
+            step_id=action.step_id,
+            action_id=action.action_id,
+        )
 
     def _action_of(self, dag_id: str, run_id: str, action_id: int) -> tuple[SagaRow, StepRow, ActionRow]:
         saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})

@@ -61,6 +61,10 @@ def first(
         return cursor.execute(statement, params).fetchone()
 
 
+PROBE_ASKED = "probe asked"
+"""The event that keeps what a verify probe said when a person asked."""
+
+
 def note(
     connection: psycopg.Connection,
     what: str,

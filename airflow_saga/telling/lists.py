@@ -11,6 +11,7 @@ from airflow_saga.core.states import RequestState, SagaState
 from airflow_saga.store.overview import Overview
 from airflow_saga.store.reader import Plan, Reader
 from airflow_saga.telling.display import Display, moment, plural
+from airflow_saga.telling.story import probe_said
 
 _NOT_STOPPED = (SagaState.RUNNING, SagaState.COMPLETED, SagaState.PENDING)
 
@@ -64,7 +65,7 @@ def _need(row: dict[str, Any]) -> str:
 
 def planned(plan: Plan, display: Display) -> list[dict[str, Any]]:
     """The actions of a plan in the order in which an undo would take them back."""
-    known = {action.action_id: action for action in plan.actions}
+    known = {action.action_id: action for action in plan.view.actions}
     rows = [(step, action) for step in plan.steps["steps"] for action in step["actions"]]
     return [
         {
@@ -75,6 +76,7 @@ def planned(plan: Plan, display: Display) -> list[dict[str, Any]]:
             "version": action["version"],
             "state": action["state"],
             "expected": action["expected"],
+            "probe": probe_said(plan.view, action["action_id"], display),
             "params": display.value(known[action["action_id"]].params),
             "result": display.value(known[action["action_id"]].result),
         }

@@ -227,7 +227,8 @@ class Story:
             case ActionState.NON_COMPENSABLE:
                 return "it is declared NON_COMPENSABLE: nothing of ours can undo it"
             case ActionState.IN_DOUBT:
-                return f"nobody knows whether it took effect{told}"
+                said = probe_said(self.view, action.action_id, self._display)
+                return f"nobody knows whether it took effect{told}" + (f"; its probe: {said}" if said else "")
             case ActionState.PENDING:
                 return f"its call is under way since {moment(action.begun_at)}"
             case ActionState.COMPENSATING:
@@ -346,6 +347,12 @@ class Story:
 
     def _resolve(self, action: ActionRow, answer: str) -> str:
         return self._command("resolve", f"{action.action_id} {answer} --note 'how you know'")
+
+
+def probe_said(view: SagaView, action_id: int, display: Display) -> str | None:
+    """What its verify probe said of an action in doubt when a person last asked."""
+    event = view.probes.get(action_id)
+    return None if event is None else f"{display.text(event['detail'])} (asked at {second(event['at'])})"
 
 
 def stands_for_sure(action: ActionRow) -> bool:

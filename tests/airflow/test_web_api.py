@@ -155,6 +155,15 @@ def test_the_description_of_the_api_names_every_verb(web: Web) -> None:
         run,
         *(
             f"{run}/{verb}"
-            for verb in ("plan", "cancel", "undo", "rewind", "release", "actions/{action}/resolve")
+            for verb in (
+                "plan",
+                "cancel",
+                "undo",
+                "rewind",
+                "release",
+                "probe",
+                "actions/{action}/resolve",
+                "actions/{action}/retry",
+            )
         ),
     }

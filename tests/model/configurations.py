@@ -73,6 +73,9 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     _configuration("chain: skipped", "U U", "skip=2 cancel"),
     _configuration("chain: task marked failed, run too", "U V", "mark_task mark"),
     _configuration("chain: mass outage", "U U", "hold crash cancel"),
+    _configuration("chain: undone from a step", "U U", "place undo_fails cancel"),
+    _configuration("chain: undone from a step, clear", "U U", "place clear"),
+    _configuration("chain: undone from a step, late", "U U", "place crash retry"),
     # Steps beside each other.
     _configuration("pair: marked failed", "U N", "mark exception retry", chain=False),
     _configuration("pair: clear", "U E", "clear", chain=False),
@@ -104,6 +107,8 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     _configuration(
         "unbounded: no probe, clear", "V", "exception retry cancel crash clear", bounded=False, slow=True
     ),
+    _configuration("chain: undone from a step, clear, cancel", "U V", "place clear cancel", slow=True),
+    _configuration("chain: undone from a step, deadline", "U U", "place expire crash", slow=True),
     _configuration("chain: slow listener", "U U", "slow mark clear", slow=True),
     _configuration("chain: mass outage, clear", "U U", "hold crash cancel clear", slow=True),
     _configuration("chain: task marked failed, clear", "U V", "mark_task clear", slow=True),
@@ -124,6 +129,8 @@ COVERING: tuple[str, ...] = (
     "reads, crash",
     "mass outage",
     "chain: keep, marked failed, clear",
+    "chain: undone from a step",
+    "chain: undone from a step, late",
 )
 """A small choice that together makes every move there is, but for those that need a large configuration."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tests.model import attach, calls, movers, people, scheduler, undo
 from tests.model.invariants import broken_promise, is_end
 from tests.model.protocol import IllegalMove, Protocol, Taken
-from tests.model.world import CANCELLED, PARTIALLY_CANCELLED, Edge, World, left
+from tests.model.world import CANCELLED, PARTIALLY_CANCELLED, SUSPENDED, Edge, World, left
 
 Rule = Callable[[Protocol, World], Iterator[Edge]]
 StepRule = Callable[[Protocol, World, int], Iterator[Edge]]
@@ -50,6 +50,7 @@ WISHES: tuple[Rule, ...] = (
     scheduler.clear,
     people.cancel,
     people.keep,
+    people.undo_from,
 )
 
 BY_ITSELF, SETTLING, WISH = 1, 2, 4
@@ -198,7 +199,7 @@ def _check_ends(protocol: Protocol, graph: _Graph, found: Exploration) -> None:
     if dead is not None:
         found.violation, found.trace = "no way to an end without a person", graph.trace(dead)
         return
-    closed = (number for number, world in enumerate(graph.worlds) if world.saga == CANCELLED)
+    closed = (number for number, world in enumerate(graph.worlds) if world.saga in (CANCELLED, SUSPENDED))
     for number in graph.cannot_reach(closed, BY_ITSELF | SETTLING):
         if graph.worlds[number].saga == PARTIALLY_CANCELLED:
             found.violation, found.trace = "PARTIALLY_CANCELLED that no person can close", graph.trace(number)

@@ -50,6 +50,7 @@ class Guards:
     due: bool = True  # what was put off is asked for again
     tries_anew: bool = True  # a new request gives an action that was given up new tries
     expire_fence: bool = True  # the deadline fences every step and sweeps
+    rest_is_named: bool = True  # what an undo could not take away closes the saga as partly cancelled
     # Late answers
     late_reopen: bool = True  # a late answer opens a request
     late_step: bool = True  # and its step counts as partly undone from then on

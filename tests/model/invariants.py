@@ -14,6 +14,7 @@ from tests.model.world import (
     IN_DOUBT,
     INCOMPLETE,
     PARTIALLY_CANCELLED,
+    PARTLY_UNDONE,
     RUNNING,
     SUSPENDED,
     Action,
@@ -32,6 +33,11 @@ def broken_promise(protocol: Protocol, world: World) -> str | None:
                 broken = _of_action(protocol, world.saga, protocol.is_read_only(i, k), action)
                 if broken:
                     return broken
+    if world.saga == SUSPENDED and not (protocol.keeps or protocol.places):
+        return "SUSPENDED though nobody kept anything"
+    left = any(step.state == PARTLY_UNDONE for step in world.steps)
+    if left and world.saga == SUSPENDED and protocol.places and world.request is None:
+        return "SUSPENDED over what an undo has left"
     if world.saga == PARTIALLY_CANCELLED and not _names_something(protocol, world.steps):
         return "PARTIALLY_CANCELLED with nothing named"
     return None

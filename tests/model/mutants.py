@@ -4,6 +4,8 @@ from __future__ import annotations
 
 FORGOTTEN = "forgotten effect: it stands, the log says"
 NO_END = "no way to an end without a person"
+HIDDEN = "SUSPENDED over what an undo has left"
+NOBODY_KEPT = "SUSPENDED though nobody kept anything"
 NOTHING_NAMED = "PARTIALLY_CANCELLED with nothing named"
 
 KILLED: dict[str, tuple[str, str]] = {
@@ -44,7 +46,7 @@ KILLED: dict[str, tuple[str, str]] = {
     "plan_from_row": ("deadline, redo", NO_END),
     "widen": ("crash", NO_END),
     "queue": ("no probe, asked a person", NO_END),
-    "queue_keeps_cancelling": ("chain: marked failed, clear", NOTHING_NAMED),
+    "queue_keeps_cancelling": ("chain: marked failed, clear", NOBODY_KEPT),
     # Undo
     "order_log": ("chain: mass outage", "a is undone before a later b"),
     "undo_fence": ("undo zombie", "a zombie undo overwrites a newer verdict"),
@@ -53,10 +55,11 @@ KILLED: dict[str, tuple[str, str]] = {
     "due": ("later", NO_END),
     "tries_anew": ("undone again", "a new undo cannot undo what an earlier one left"),
     "expire_fence": ("deadline", NOTHING_NAMED),
+    "rest_is_named": ("chain: undone from a step", HIDDEN),
     # Late answers
     "late_reopen": ("crash", "a late answer is lost: CANCELLED with an open action"),
     "late_step": ("deadline, undo zombie", "PARTIALLY_CANCELLED that no person can close"),
-    "late_scope": ("chain of three: clear", NOTHING_NAMED),
+    "late_scope": ("chain of three: clear", NOBODY_KEPT),
     "late_doubt": ("crash", "a late answer turns an undone action into DONE though nothing stands"),
     "late_no": ("no probe", NOTHING_NAMED),
     # Persons

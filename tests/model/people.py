@@ -27,6 +27,7 @@ from tests.model.world import (
     STOPPED,
     SUSPENDED,
     UNDO,
+    WITHDRAWN,
     Action,
     Edge,
     World,
@@ -53,6 +54,24 @@ def cancel(protocol: Protocol, world: World) -> Iterator[Edge]:
 def keep(protocol: Protocol, world: World) -> Iterator[Edge]:
     if left(world, "keep") and world.saga == RUNNING and world.request is None:
         yield "CANCEL KEEP", spend(protocol.stop_saga(world, "cancel keep", CANCELLING, KEEP), "keep"), None
+
+
+def undo_from(protocol: Protocol, world: World) -> Iterator[Edge]:
+    """UNDO FROM a step: it and those after it, of a saga at rest. The saga ends with it; what came before stays."""
+    if not left(world, "place") or world.saga not in (FAILED, COMPLETED, SUSPENDED):
+        return
+    if any(step.state == RUNNING for step in world.steps):
+        return
+    request = world.request
+    if request is not None and request.state not in (HINTED, HELD):
+        return
+    if request is not None:
+        world = protocol.close_request(world, "withdraw", WITHDRAWN)
+    for i in protocol.steps:
+        scope = [each for each in (i, *protocol.downstream[i]) if world.steps[each].state is not None]
+        if i in scope and any(protocol.has_residual(each, world.steps[each]) for each in scope):
+            stopping = protocol.stop_saga(world, "undo", CANCELLING, UNDO)
+            yield f"UNDO FROM {i}", spend(protocol.ask(stopping, scope, whole_run=True), "place"), None
 
 
 def release(protocol: Protocol, world: World) -> Iterator[Edge]:

@@ -33,6 +33,7 @@ from tests.model.world import (
     QUEUED,
     REQUESTED,
     RUNNING,
+    SUSPENDED,
     UNDO,
     UNDOING,
     UNDONE,
@@ -71,6 +72,8 @@ class Protocol:
         self.policy = configuration.policy
         self.guards = guards or Guards()
         self.budget = tuple(configuration.budget.get(name, 0) for name in BUDGETS)
+        self.places = configuration.budget.get("place", 0) > 0
+        self.keeps = configuration.budget.get("keep", 0) > 0
         self.slow = configuration.budget.get("slow", 0) > 0
         self.steps = tuple(range(len(self.kinds)))
         self.upstream = [self.steps[:i] if configuration.chain else () for i in self.steps]
@@ -131,6 +134,12 @@ class Protocol:
 
     def saga_has_residual(self, world: World) -> bool:
         return any(self.has_residual(i, step) for i, step in enumerate(world.steps))
+
+    def after_undo(self, world: World) -> str:
+        """What an undo has made of a saga: partly cancelled while a step is, else what came before it stays."""
+        if any(step.state == PARTLY_UNDONE for step in world.steps) and self.guards.rest_is_named:
+            return PARTIALLY_CANCELLED
+        return SUSPENDED if self.saga_has_residual(world) else CANCELLED
 
     def is_settled(self, i: int, k: int, action: Action) -> bool:
         state, note = action.state, action.note
@@ -225,7 +234,7 @@ class Protocol:
             world = with_step(world, i, step)
         if step.state not in (UNDONE, PARTLY_UNDONE):
             return world
-        if world.saga in (CANCELLED, PARTIALLY_CANCELLED):
+        if world.saga in (CANCELLED, PARTIALLY_CANCELLED, SUSPENDED):
             return self.ask(
                 self.move_saga(world, "late", CANCELLING, UNDO), (i,), whole_run=True, goes_on=True
             )
@@ -239,6 +248,6 @@ class Protocol:
         step = world.steps[i]
         if step.state == PARTLY_UNDONE and not self.has_residual(i, step):
             world = with_step(world, i, self.move_step(step, "resolved", UNDONE))
-        if world.saga == PARTIALLY_CANCELLED and not self.saga_has_residual(world):
-            return self.move_saga(world, "resolve", CANCELLED)
+        if world.saga == PARTIALLY_CANCELLED and self.after_undo(world) != PARTIALLY_CANCELLED:
+            return self.move_saga(world, "resolve", self.after_undo(world))
         return world

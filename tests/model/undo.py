@@ -10,7 +10,6 @@ from tests.model.world import (
     ASKED,
     AWAITED,
     CALL,
-    CANCELLED,
     CANCELLING,
     COMPENSATED,
     COMPENSATING,
@@ -23,7 +22,6 @@ from tests.model.world import (
     IN_DOUBT,
     NEXT,
     NON_COMPENSABLE,
-    PARTIALLY_CANCELLED,
     PARTLY_UNDONE,
     PENDING,
     REQUESTED,
@@ -241,8 +239,7 @@ def _settle(protocol: Protocol, world: World, seized: list[int]) -> World:
         if protocol.guards.queue_keeps_cancelling:
             return world
     if (request.whole_run or queued is not None) and world.saga == CANCELLING:
-        stands = protocol.saga_has_residual(world)
-        return protocol.move_saga(world, "settle", PARTIALLY_CANCELLED if stands else CANCELLED)
+        return protocol.move_saga(world, "settle", protocol.after_undo(world))
     return world
 
 

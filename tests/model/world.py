@@ -73,6 +73,7 @@ AGAIN: Final = "again"
 BUDGETS: Final = (
     "cancel",
     "keep",
+    "place",
     "mark",
     "mark_task",
     "clear",

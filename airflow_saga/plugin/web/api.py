@@ -164,6 +164,13 @@ def resolve(user: GetUserDep, dag_id: str, run_id: str, action: int, body: Resol
         )
 
 
+@api.post(f"{ONE}/probe", dependencies=[Depends(action_logging("saga_probe"))])
+def probe(user: GetUserDep, dag_id: str, run_id: str) -> JSONResponse:
+    """Ask the verify probes about what is in doubt; the plan shows what they say. Calls nothing else."""
+    with verbs(user, dag_id, run_id) as verb:
+        return _told(verb.probe())
+
+
 @api.post(f"{ONE}/actions/{{action}}/retry", dependencies=[Depends(action_logging("saga_retry"))])
 def retry(user: GetUserDep, dag_id: str, run_id: str, action: int, body: RetryBody) -> JSONResponse:
     """Try the undo of one action again; no other is tried again."""
