@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_saga.core.states import (
     OPEN_REQUEST_STATES,
+    ActionState,
     Effect,
     Mode,
     RequestState,
@@ -37,6 +38,7 @@ class Offer:
     body: dict[str, Any] = field(default_factory=dict)
     is_first: bool = False
     shows_plan: bool = False
+    takes_reason: bool = True
 
 
 _UNDONE = "in reverse, newest first. What cannot be undone is named and put before a person."
@@ -75,7 +77,17 @@ _RELEASE = Offer(
     "Let the undo go on",
     "It was held since many sagas failed at once, which looks like an outage. It goes on now.",
     is_first=True,
+    takes_reason=False,
 )
+
+_PROBE = Offer(
+    "probe",
+    "Ask what became of it",
+    "The verify probes of what is in doubt are asked. Nothing else is called, and nothing is decided by it; what they "
+    "say is shown here.",
+    takes_reason=False,
+)
+_AT_REST = (SagaState.COMPLETED, SagaState.FAILED, SagaState.SUSPENDED)
 
 
 def offers(view: SagaView, now: datetime) -> Iterator[Offer]:
@@ -93,6 +105,23 @@ def offers(view: SagaView, now: datetime) -> Iterator[Offer]:
             yield _NOW
     elif not requests & OPEN_REQUEST_STATES and _could_be_undone(view):
         yield _AGAIN if saga.state == SagaState.PARTIALLY_CANCELLED else _UNDO
+    if saga.state != SagaState.CANCELLING and any(
+        action.residual and action.state == ActionState.IN_DOUBT for action in view.actions
+    ):
+        yield _PROBE
+
+
+def undoable_from(view: SagaView, now: datetime) -> frozenset[int]:
+    """The actions from which on the saga may be undone now, the others staying."""
+    requests = {request.state for request in view.requests}
+    if view.saga.state not in _AT_REST or requests & OPEN_REQUEST_STATES or _is_at_work(view, now):
+        return frozenset()
+    generations = {step.step_id: step.generation for step in view.steps}
+    return frozenset(
+        action.action_id
+        for action in view.actions
+        if action.residual and action.generation == generations[action.step_id]
+    )
 
 
 def _is_at_work(view: SagaView, now: datetime) -> bool:

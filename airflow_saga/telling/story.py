@@ -48,7 +48,7 @@ _AT_REST = frozenset({SagaState.CANCELLED, SagaState.PARTIALLY_CANCELLED, SagaSt
 class Move:
     """Something a person can do now. ``command`` None: in Airflow, or outside.
 
-    :ivar answer: what the command says of an action, as the API names it.
+    :ivar answer: what the command says of an action, as the API names it; ``retry``: it has its undo tried again.
     """
 
     what: str
@@ -266,6 +266,9 @@ class Story:
             )
         if action.reconcile_at is not None:
             yield Move("nothing: its compensation is asked again by itself")
+        if resolvable and action.effect != Effect.NON_COMPENSABLE:
+            what = "ask for it again now" if action.reconcile_at is not None else "try its undo again"
+            yield Move(what, self._command("retry", str(action.action_id)), "retry")
         if resolvable:
             gone = "it is not there, or is undone by hand" if action.in_doubt else "it is undone by hand"
             yield Move(gone, self._resolve(action, "--undone"), "undone")
@@ -286,9 +289,8 @@ class Story:
 
     def _about_request(self, request: RequestRow) -> Iterator[Move]:
         if request.state == RequestState.HELD:
-            yield Move(
-                "its undo is held since many sagas failed at once; let it go on", self._command("release")
-            )
+            yield Move("its undo is held since many sagas failed at once, which looks like an outage")
+            yield Move("let it go on", self._command("release"))
             return
         if request.state == RequestState.FROZEN and self._is_owned(request):
             yield Move(f"nothing: {compensation_dag_id(self.saga.dag_id)} / {request.owner_run_id} undoes it")

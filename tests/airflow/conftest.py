@@ -210,3 +210,47 @@ def web(store_url: str, airflow_app: Any) -> Any:
     from tests.airflow.web import Web
 
     return Web(airflow_app)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    # Loaded where it is needed: most tests here need none.
+    from tests.airflow.browser import chromium
+
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def served(airflow_app: Any) -> Iterator[Any]:
+    """See :class:`tests.airflow.browser.Served`."""
+    from tests.airflow.browser import Served
+
+    server = Served(airflow_app)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def visit(browser: Any, served: Any, web: Any) -> Iterator[Callable[..., Any]]:
+    """Let somebody of a role come by; no script of theirs may have failed when they leave."""
+    from tests.airflow.browser import Visitor
+
+    came: list[Visitor] = []
+
+    def come(role: str = "user", **more: Any) -> Visitor:
+        came.append(Visitor(browser, served, web, role, **more))
+        came[-1].context.set_default_timeout(20_000)
+        return came[-1]
+
+    yield come
+    for visitor in came:
+        visitor.context.close()
+        assert visitor.errors == []
+
+
+@pytest.fixture
+def running(scene: Scene, airflow_run: Callable[..., None]) -> Scene:
+    airflow_run(*scene.run)
+    scene.act(scene.attach(), 1, name="book_flight")
+    return scene

@@ -145,6 +145,7 @@ def test_each_thing_that_stands_says_why_and_how_to_settle_it(partly: Scene, sho
     number = standing["charge_card"]["action"]
     resolve = f"airflow saga resolve {partly.dag_id} {partly.run_id} {number}"
     assert [move["command"] for move in standing["charge_card"]["next"]] == [
+        f"airflow saga retry {partly.dag_id} {partly.run_id} {number}",
         f"{resolve} --undone --note 'how you know'",
         f"{resolve} --accepted --note 'how you know'",
     ]
@@ -180,7 +181,9 @@ def test_a_held_undo_asks_to_be_released(scene: Scene, show: Show) -> None:
     scene.stopped("flight", 1)
     scene.hint(cause="lost_worker")
     scene.sweeps.hold_if_mass_outage(causes=["lost_worker"], threshold=0, window_seconds=60)
-    assert show.moves(scene) == [f"airflow saga release {scene.dag_id} {scene.run_id}"]
+    why, release = show.moves(scene)
+    assert "held since many sagas failed at once" in why
+    assert release == f"airflow saga release {scene.dag_id} {scene.run_id}"
 
 
 def test_a_step_that_is_still_at_work_is_named_with_the_way_to_abandon_its_call(

@@ -420,3 +420,44 @@ def test_c21_an_undo_that_airflow_does_not_start_is_said_to_wait(
     shown = airflow_saga_cli("show", *scene.run)
     assert "and nobody does it: is book_trip__compensation paused?" in shown.out
     assert "airflow dags unpause book_trip__compensation" in shown.out
+
+
+# -- a part of it, and one action -------------------------------------------------------------------------------------
+
+
+def test_undo_from_does_what_the_plan_showed(
+    scene: Scene, airflow_run: AirflowRun, airflow_saga_cli: Command
+) -> None:
+    airflow_run(*scene.run, state="success")
+    scene.ran("flight", 1, 2, 3)
+    second = scene.action(2).action_id
+    shown = airflow_saga_cli("plan", *scene.run, "--from", second)
+    assert f"--from {second} --plan " in shown.out
+    digest = shown.out.rsplit("--plan ", 1)[1].split()[0]
+    data = data_of(airflow_saga_cli, "undo", *scene.run, "--from", second, "--plan", digest[:12])
+    assert (data["verdict"], scene.saga.state) == ("cancelling", "CANCELLING")
+    assert [row["from_seq"] for row in scene.sql("SELECT from_seq FROM airflow_saga.undo_scope")] == [2]
+    assert airflow_saga_cli("undo", *scene.run, "--from", second, "--now").code == 2
+
+
+def test_retry_names_what_it_tries_again(
+    partly: Scene, airflow_run: AirflowRun, airflow_saga_cli: Command
+) -> None:
+    airflow_run(*partly.run, state="failed")
+    said = airflow_saga_cli("retry", *partly.run, partly.action(1, "pay").action_id)
+    assert (said.code, "the undo of charge_card is tried again" in said.out) == (0, True)
+    shown = airflow_saga_cli("show", *partly.run).out
+    assert "asked for by alice" in shown.splitlines()[0], (
+        "who wanted the undo, not who had one action tried again"
+    )
+
+
+def test_probe_says_which_run_asks(scene: Scene, airflow_run: AirflowRun, airflow_saga_cli: Command) -> None:
+    airflow_run(*scene.run)
+    step = scene.attach()
+    assert "nothing is in doubt" in airflow_saga_cli("probe", *scene.run).err
+    scene.begin(step)
+    scene.end(step, state="IN_DOUBT")
+    said = airflow_saga_cli("probe", *scene.run)
+    assert "asking the verify probes about book; nothing else is called" in said.out
+    assert "book_trip__compensation / probe__" in said.out

@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.airflow.browser import Served, Visitor, chromium
-from tests.airflow.web import Web, of
+from tests.airflow.browser import Served, Visitor
+from tests.airflow.web import of
 from tests.store.scene import Scene
 from tests.support.install_services import AXE, NODE_HOME
 
 AirflowRun = Callable[..., None]
 SECONDS = 1000.0
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def served(airflow_app: Any) -> Iterator[Served]:
-    server = Served(airflow_app)
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def visit(browser: Browser, served: Served, web: Web) -> Iterator[Callable[..., Visitor]]:
-    """Let somebody of a role come by."""
-    came: list[Visitor] = []
-
-    def come(role: str = "user", **more: Any) -> Visitor:
-        came.append(Visitor(browser, served, web, role, **more))
-        came[-1].context.set_default_timeout(20 * SECONDS)
-        return came[-1]
-
-    yield come
-    for visitor in came:
-        visitor.context.close()
-        assert visitor.errors == []
-
-
-@pytest.fixture
-def running(scene: Scene, airflow_run: AirflowRun) -> Scene:
-    airflow_run(*scene.run)
-    scene.act(scene.attach(), 1, name="book_flight")
-    return scene
 
 
 def test_the_tab_is_there_in_airflows_own_page_and_takes_on_its_theme(

@@ -97,6 +97,63 @@ def test_a_signed_plan_is_carried_out_or_refused(web: Web, known: Scene) -> None
     assert known.request.actor == "user:user_1"
 
 
+def test_a_part_is_undone_by_its_signed_plan(web: Web, scene: Scene, airflow_run: AirflowRun) -> None:
+    airflow_run(*scene.run, state="success")
+    scene.ran("flight", 1, 2)
+    scene.ran("hotel", 1, after=["flight"])
+    second = scene.action(2).action_id
+    plan = web.get(f"{api(scene.run, 'plan')}?from_action={second}").json()
+    assert [row["action"] for row in plan["actions"]] == [scene.action(1, "hotel").action_id, second]
+    body = {"from_action": second, "plan": plan["hash"]}
+    assert web.post(api(scene.run, "undo"), {**body, "now": True}).status_code == 400
+    answer = web.post(api(scene.run, "undo"), body).json()
+    assert (answer["verdict"], answer["request"]["whole_run"]) == ("cancelling", False)
+    assert answer["undo_run"]["triggered"] is True
+    assert web.post(api(scene.run, "undo"), body, role="op").json()["verdict"] == "already"
+    assert scene.saga.actor == "user:user_1"
+
+
+def test_one_compensation_is_tried_again(web: Web, partly: Scene, airflow_run: AirflowRun) -> None:
+    airflow_run(*partly.run, state="failed")
+    charge, mail = partly.action(1, "pay").action_id, partly.action(2, "hotel").action_id
+    refused = web.post(api(partly.run, "actions", str(mail), "retry"))
+    assert (refused.status_code, "NON_COMPENSABLE" in refused.json()["message"]) == (409, True)
+    asked = web.post(api(partly.run, "actions", str(charge), "retry"), {"reason": "the bank is back"}).json()
+    assert (asked["verdict"], asked["request"]["cause"], asked["undo_run"]["triggered"]) == (
+        "cancelling",
+        "retry",
+        True,
+    )
+    assert partly.request.reason == "the bank is back"
+
+
+def test_the_probes_are_asked_by_a_run_of_the_compensation_dag(web: Web, known: Scene) -> None:
+    refused = web.post(api(known.run, "probe"))
+    assert refused.status_code == 404
+    step = known.attach()
+    assert web.post(api(known.run, "probe")).status_code == 409
+    known.begin(step)
+    known.end(step, state="IN_DOUBT")
+    answer = web.post(api(known.run, "probe")).json()
+    assert answer["verdict"] == "asking"
+    run = web.airflow(f"/dags/book_trip__compensation/dagRuns/{answer['undo_run']['run_id']}").json()
+    assert run["conf"] == {"run_id": known.run_id, "probe": "1"}
+    assert (run["triggering_user_name"], known.view.requests) == ("user_1", ())
+
+
+def test_the_plan_tells_what_a_probe_said_last(web: Web, known: Scene) -> None:
+    step = known.attach()
+    known.begin(step)
+    known.end(step, state="IN_DOUBT")
+    assert known.steps.stop_if_held(step)
+    plan = api(known.run, "plan")
+    assert web.get(plan).json()["actions"][0]["probe"] is None
+    for said in ("it cannot tell", "it took effect"):
+        known.resolves.note_probe(known.action(), said, "ann")
+    assert web.get(plan).json()["actions"][0]["probe"].startswith("it took effect (asked at 20")
+    assert "its probe: it took effect" in web.get(api(known.run)).json()["standing"][0]["why"]
+
+
 def test_one_of_two_who_resolve_hears_who_was_first(web: Web, partly: Scene) -> None:
     charge = partly.action(1, "pay").action_id
     path = api(partly.run, "actions", str(charge), "resolve")

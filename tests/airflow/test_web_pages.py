@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 
+from airflow_saga.store.rewind import RewindVerbs
 from tests.airflow.web import Web, of
 from tests.store.scene import Scene
 
@@ -72,7 +73,7 @@ def test_verbs_are_offered_where_the_state_allows_them(
 def test_a_finished_saga_can_be_undone_and_a_cancelled_one_has_no_verbs(web: Web, scene: Scene) -> None:
     scene.ran("flight", 1)
     scene.runs.complete_if_over(*scene.run)
-    assert page(web, of(scene.run)).verbs() == ["undo"]
+    assert page(web, of(scene.run)).verbs() == ["undo", "undo"], "the whole run, and from its action on"
     scene.ask()
     scene.undone("flight")
     scene.settle()
@@ -85,6 +86,10 @@ def test_each_effect_that_stands_can_be_settled_where_it_is_named(web: Web, part
     verbs = page(web, of(partly.run)).verbs()
     assert verbs[0] == "undo"
     assert verbs.count(f"actions/{charge}/resolve") == 2
+    assert [verb for verb in verbs if verb.endswith("/retry")] == [
+        f"actions/{charge}/retry",
+        f"actions/{partly.action(1, 'hotel').action_id}/retry",
+    ], "what is declared NON_COMPENSABLE cannot be tried again"
 
 
 def test_a_viewer_is_offered_nothing(web: Web, partly: Scene) -> None:
@@ -151,6 +156,51 @@ def test_the_list_puts_first_what_needs_a_person(web: Web, partly: Scene) -> Non
     assert text.index("The others") < text.index(other.run_id)
     assert "Sagas of book_trip" in page(web, "/dags/book_trip").text
     other.close()
+
+
+def test_undo_from_is_offered_at_what_stands_of_a_saga_at_rest(web: Web, scene: Scene) -> None:
+    step = scene.act(scene.attach(), 1, 3)
+    scene.read(step, 2)
+    before = page(web, of(scene.run))
+    assert not [attrs for _, attrs in before.tags if (attrs.get("id") or "").startswith("from-")]
+    scene.finish(step)
+    scene.runs.complete_if_over(*scene.run)
+    offered = [attrs["id"] for _, attrs in page(web, of(scene.run)).tags if "data-plan" in attrs]
+    assert offered[1:] == [f"from-{scene.action(seq).action_id}" for seq in (1, 3)]
+
+
+def test_what_came_before_an_undo_from_is_told_as_kept(web: Web, scene: Scene) -> None:
+    scene.ran("flight", 1, 2, 3)
+    scene.runs.complete_if_over(*scene.run)
+    RewindVerbs(scene.connection).undo_from(*scene.run, scene.action(2).action_id, actor="ann")
+    scene.undone("flight")
+    text = words(page(web, of(scene.run)))
+    assert "Asked for by ann" in text
+    assert "from book of flight on" in text
+    assert "2 undone, 1 kept, from before that" in text
+    assert "What still stands" not in text
+
+
+def test_a_call_that_takes_longer_than_it_may_is_said_to_be_stuck(web: Web, scene: Scene) -> None:
+    scene.begin(scene.attach("pay"), name="charge_card", timeout_seconds=10.0)
+    scene.cancel()
+    scene.sql("UPDATE airflow_saga.action SET lands_by = clock_timestamp() - interval '1 second'")
+    shown = page(web, of(scene.run))
+    assert "longer than it may: it is stuck, and Stop now abandons it" in words(shown)
+    assert shown.verbs() == ["cancel"]
+
+
+def test_the_list_is_paged(web: Web, scene: Scene) -> None:
+    for number in range(101):
+        other = scene.another_run(f"{scene.run_id}_{number:03}")
+        other.runs.open_if_new(*other.run)
+        other.close()
+    first, second = (page(web, f"/dags/book_trip?page={number}") for number in (1, 2))
+    assert f"{scene.run_id}_100" in first.text
+    assert f"{scene.run_id}_000" in second.text
+    assert ("older" in first.text, "newer" in first.text) == (True, False)
+    assert ("older" in second.text, "newer" in second.text) == (False, True)
+    assert "None yet" not in page(web, "/dags/book_trip?page=3").text
 
 
 def test_ten_thousand_actions_are_paged_and_there_within_a_second(web: Web, scene: Scene) -> None:

@@ -31,7 +31,7 @@ from airflow_saga.store.reader import Reader, SagaView
 from airflow_saga.telling.conversation import in_words
 from airflow_saga.telling.display import Display, plain, short, span
 from airflow_saga.telling.drawing import draw
-from airflow_saga.telling.offers import offers
+from airflow_saga.telling.offers import offers, undoable_from
 from airflow_saga.telling.story import Standing, Story
 from airflow_saga.telling.timeline import call_seconds
 from airflow_saga.telling.words import SAGA_WORDS, word_of
@@ -40,8 +40,10 @@ pages = APIRouter(include_in_schema=False)
 HERE = Path(__file__).parent
 STATIC = {"saga.css": "text/css", "saga.js": "text/javascript", "widget.js": "text/javascript"}
 ROWS_PER_PAGE = 100
+ListPage = Annotated[int, Query(ge=1, le=100)]
 STANDING_SHOWN = 50
 EVENTS_SHOWN = 100
+_OVERDUE = ", longer than it may: it is stuck, and Stop now abandons it"
 _MOVING = frozenset({SagaState.PENDING, SagaState.RUNNING, SagaState.CANCELLING})
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\+00:00")
 _ID_SIGNS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -51,17 +53,17 @@ _ID_SIGNS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234
 
 
 @pages.get("/")
-def all_sagas(request: Request, user: GetUserDep) -> Response:
-    return _list_page(request, access.visible_dags(user), None)
+def all_sagas(request: Request, user: GetUserDep, page: ListPage = 1) -> Response:
+    return _list_page(request, access.visible_dags(user), None, page)
 
 
 @pages.get("/dags/{dag_id}")
-def sagas_of_dag(request: Request, user: GetUserDep, dag_id: str) -> Response:
+def sagas_of_dag(request: Request, user: GetUserDep, dag_id: str, page: ListPage = 1) -> Response:
     access.check(user, "GET", dag_id)
     # Of the DAG that undoes, the sagas are those of the DAG that it undoes.
     shown = forward_dag_id(dag_id) or dag_id
     access.check(user, "GET", shown)
-    return _list_page(request, [shown], shown)
+    return _list_page(request, [shown], shown, page)
 
 
 @pages.get("/dags/{dag_id}/runs/{run_id}")
@@ -98,11 +100,20 @@ def failed_page(request: Request, status: int, message: str) -> Response:
     return _render(request, "failed.html", status=status, message=message)
 
 
-def _list_page(request: Request, dag_ids: Sequence[str], dag_id: str | None) -> Response:
-    rows = listed(dag_ids, limit=ROWS_PER_PAGE)
-    waiting = [row for row in rows if row["needs"]]
-    others = [row for row in rows if not row["needs"]]
-    return _render(request, "list.html", dag_id=dag_id, waiting=waiting, others=others, words=SAGA_WORDS)
+def _list_page(request: Request, dag_ids: Sequence[str], dag_id: str | None, page: int) -> Response:
+    """Those that need a person come first, so the first page has what matters; one more tells if there is another."""
+    found = listed(dag_ids, limit=page * ROWS_PER_PAGE + 1)[(page - 1) * ROWS_PER_PAGE :]
+    rows = found[:ROWS_PER_PAGE]
+    return _render(
+        request,
+        "list.html",
+        dag_id=dag_id,
+        waiting=[row for row in rows if row["needs"]],
+        others=[row for row in rows if not row["needs"]],
+        words=SAGA_WORDS,
+        page=page,
+        has_more=len(found) > ROWS_PER_PAGE,
+    )
 
 
 def _index(text: str) -> int:
@@ -125,6 +136,7 @@ class _SagaPage:
         self._now = now
         self._may_edit = may_edit
         self._steps = {step.step_id: step for step in view.steps}
+        self._undoable_from = undoable_from(view, now) if may_edit else frozenset()
         self._story = Story(view, display, now, start_alert_seconds=Settings.load().start_alert_seconds)
 
     def render(self, request: Request, task_id: str | None, map_index: int, page: int) -> Response:
@@ -175,7 +187,7 @@ class _SagaPage:
                 until = ""
                 if action.lands_by is not None:
                     left = (action.lands_by - self._now).total_seconds()
-                    until = f", {_seconds(left)} more at most" if left > 0 else ", over its time"
+                    until = f", {_seconds(left)} more at most" if left > 0 else _OVERDUE
                 told.append(f"{action.name} of {self._steps[action.step_id].label}, {so_far} so far{until}")
         return told
 
@@ -200,6 +212,7 @@ class _SagaPage:
             "href": _task_href(self.view, step),
             "word": word_of(action),
             "call": self._call(action),
+            "may_undo_from": action.action_id in self._undoable_from,
             "took": span(took) if took is not None else "",
             "params": _pretty(self._display.value(action.params)),
             "result": "<not stored>" if action.result_lost else _pretty(self._display.value(action.result)),

@@ -2,7 +2,7 @@
 // The frame's sandbox blocks confirm(), alert() and links that leave it, so questions and ways out are made here.
 "use strict";
 
-const CALM_SECONDS = 10, ANSWER_SECONDS = 20;
+const CALM_SECONDS = 10, ANSWER_SECONDS = 20, PROBE_SECONDS = 60;
 const byId = (id) => document.getElementById(id);
 
 // -- Airflow's look: this frame is of the same origin, so its colours and its theme can be read ---------------------
@@ -111,22 +111,65 @@ async function call(path, body) {
   return { ok: answer.ok, status: answer.status, data: await answer.json() };
 }
 
+const STAMP = /\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\+00:00/g;
+const inZone = (text) => text.replace(STAMP, (stamp) => clock.format(new Date(stamp.replace(" ", "T"))));
+
+// What an undo would do, in its order, with what the verify probes said of what is in doubt.
 function planned(plan) {
   if (!plan.actions.length) return make("p", { textContent: "Nothing stands: an undo would call nothing." });
   const list = make("ol");
-  for (const each of plan.actions) list.append(make("li", {}, make("b", { textContent: each.name }), ` of ${each.step}: ${each.expected}`));
-  return make("div", {}, make("p", { textContent: `${plan.actions.length} to take back, in this order:` }), list);
+  for (const each of plan.actions) {
+    const line = make("li", {}, make("b", { textContent: each.name }), ` of ${each.step}: ${each.expected}`);
+    if (each.expected === "cannot be undone") line.className = "warn";
+    if (each.probe) line.append(make("span", { className: "why", textContent: `; its probe: ${inZone(each.probe)}` }));
+    list.append(line);
+  }
+  const stand = plan.actions.filter((each) => each.expected === "cannot be undone").length;
+  const counts = `${plan.actions.length - stand} to take back${stand ? `, ${stand} that cannot be undone` : ""}, in this order:`;
+  return make("div", {}, make("p", { textContent: counts }), list);
+}
+
+// Fetch the plan, show it, and let it be signed by its hash; false where there is none to sign.
+async function showPlan(shown, body) {
+  const { ok, data } = await call(body.from_action ? `plan?from_action=${body.from_action}` : "plan");
+  shown.replaceChildren(ok ? planned(data) : make("p", { textContent: data.message }));
+  if (ok) body.plan = data.hash;
+  if (ok && data.actions.some((each) => each.state === "IN_DOUBT")) shown.append(askProbes(shown, body));
+  return ok;
+}
+
+function askProbes(shown, body) {
+  const button = make("button", { type: "button", id: "ask-probes", textContent: "Ask what became of what is in doubt" });
+  button.onclick = async () => {
+    button.disabled = true;
+    button.textContent = "Asking the verify probes…";
+    const asked = Date.now();
+    try {
+      const { ok, data } = await call("probe", {});
+      if (!ok) { button.textContent = data.message; return; }
+      while (Date.now() - asked < PROBE_SECONDS * 1000 && shown.isConnected) {
+        await new Promise((wake) => setTimeout(wake, 1000));
+        const fresh = make("div");
+        await showPlan(fresh, body);
+        if (fresh.querySelector("ol")?.textContent !== shown.querySelector("ol")?.textContent) { shown.replaceChildren(...fresh.childNodes); return; }
+      }
+      button.textContent = "No answer yet: the plan shows it when it is there";
+    } catch {
+      button.textContent = "Airflow does not answer; nobody was asked";
+    }
+  };
+  return button;
 }
 
 async function ask(button) {
-  const { verb, about, plan: showsPlan, note } = button.dataset, body = JSON.parse(button.dataset.body);
+  const { verb, about, plan: showsPlan, note, bare } = button.dataset, body = JSON.parse(button.dataset.body);
   const text = make("textarea", { id: "why", rows: 2, maxLength: 4000, required: Boolean(note) });
   const go = make("button", { type: "submit", className: "primary", textContent: button.textContent.replace("…", "") });
   const no = make("button", { type: "button", textContent: "Not now" });
   const shown = make("div");
   const form = make("form", { method: "dialog" }, make("h2", { id: "asked", textContent: button.textContent.replace("…", "") }),
-    make("p", { textContent: about }), shown, make("label", { htmlFor: "why", textContent: note ? "How do you know?" : "Why? (for those who read it later)" }),
-    text, make("div", { className: "verbs" }, no, go));
+    make("p", { textContent: about }), shown, ...(bare ? [] : [make("label", { htmlFor: "why", textContent: note ? "How do you know?" : "Why? (for those who read it later)" }), text]),
+    make("div", { className: "verbs" }, no, go));
   const dialog = make("dialog", {}, form);
   dialog.setAttribute("aria-labelledby", "asked");
   const close = () => { dialog.close(); dialog.remove(); byId(button.id)?.focus(); };
@@ -137,17 +180,16 @@ async function ask(button) {
     if (note && !text.value.trim()) { text.focus(); return; }
     if (text.value.trim()) body[note ? "note" : "reason"] = text.value.trim();
     go.disabled = true;
-    await send(verb, verb === "release" ? {} : body);
+    await send(verb, body);
     close();
   };
   document.body.append(dialog);
   dialog.showModal();
   if (showsPlan) {
     go.disabled = true;
+    shown.append(make("p", { className: "why", textContent: "Reading what an undo would do…" }));
     try {
-      const { ok, data } = await call("plan");
-      shown.replaceChildren(ok ? planned(data) : make("p", { textContent: data.message }));
-      if (ok) { body.plan = data.hash; go.disabled = false; }
+      go.disabled = !await showPlan(shown, body);
     } catch {
       shown.replaceChildren(make("p", { textContent: "Airflow does not answer; what an undo would do cannot be shown." }));
     }
