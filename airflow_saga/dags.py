@@ -24,12 +24,10 @@ from airflow_saga.operators.compensation import (
     APPLY_TASK,
     GONE_TASK,
     PLAN_TASK,
-    REVIEW_TASK,
-    SETTLE_TASK,
     PlanOperator,
 )
 from airflow_saga.operators.reconcile import ReconcileOperator
-from airflow_saga.operators.review import OPTIONS
+from airflow_saga.operators.review import OPTIONS, REVIEW_TASK, SETTLE_TASK
 from airflow_saga.operators.settlement import SettleOperator
 from airflow_saga.operators.undo import GoneOperator, IndexesOperator, UndoOperator
 

@@ -40,10 +40,7 @@ log = logging.getLogger(__name__)
 
 PLAN_TASK = "plan"
 GONE_TASK = "undo_gone"
-SETTLE_TASK = "settle"
-REVIEW_TASK = "review"
 APPLY_TASK = "apply"
-REVIEWED_KEY = "reviewed"
 SUMMARY_KEY = "saga"
 WAIT_IN_SLOT_SECONDS = 30.0
 LOOK_AGAIN_SECONDS = 0.25

@@ -17,7 +17,6 @@ from airflow_saga.core.records import ActionRow
 from airflow_saga.operators.answers import asked_already, look_again_seconds, needs_person
 from airflow_saga.operators.compensation import (
     MOST_MAPPED,
-    REVIEWED_KEY,
     SETTLE_ROUNDS,
     SUMMARY_KEY,
     open_store,
@@ -25,7 +24,7 @@ from airflow_saga.operators.compensation import (
     tell_once,
     tell_stuck,
 )
-from airflow_saga.operators.review import question_of
+from airflow_saga.operators.review import REVIEWED_KEY, question_of
 from airflow_saga.operators.undo import undo_step
 from airflow_saga.runtime.accounts import tell_settled
 from airflow_saga.runtime.undo import StepUndo
