@@ -143,7 +143,7 @@ def _answer(undo_dag_id: str, asked: Asked, given: Given) -> str | None:
 
 
 def _locked(session: Any, ti_id: UUID) -> tuple[Any, Any]:
-    """The task instance (None while somebody else holds it) and its question, in the order in which Airflow locks them."""
+    """The task instance, None while somebody else holds it, and its question; locked in the order of Airflow's API."""
     from airflow.models.hitl import HITLDetail
     from airflow.models.taskinstance import TaskInstance
     from sqlalchemy import select
