@@ -64,7 +64,7 @@ def test_question_that_is_settled_by_rest_as_soon_as_it_is_put_ends_well(scene: 
     _settle_by_rest(scene, trip, "accepted")
 
     assert scene.airflow.hitl(trip.undo_dag_id, trip.undo_run_id) == []
-    assert trip.wait_undo(timeout=60) == "success"
+    assert trip.wait_undo() == "success"
     print(f"settled as soon as asked: the undo ended after {time.monotonic() - began:.1f} s")
     assert trip.action("messages").state == "ACCEPTED"
     assert len(scene.airflow.tries(trip.undo_dag_id, trip.undo_run_id, "review", 0)) == 1
@@ -88,7 +88,7 @@ def test_question_looks_whether_it_is_still_asked_and_is_answered_from_the_comma
     action, said = str(trip.action("messages").action_id), ("--accepted", "--note", "it may stand")
     scene.airflow.cli("saga", "resolve", trip.dag_id, trip.run_id, action, *said)
     trip.wait_saga("CANCELLED")
-    assert trip.wait_undo(timeout=60) == "success"
+    assert trip.wait_undo() == "success"
     assert "it may stand" in str(trip.action("messages").note)
 
 
