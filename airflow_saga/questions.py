@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -31,8 +31,8 @@ end of the process that parked it."""
 PATIENCE_SECONDS = 1.0
 """So long a question that is being put at this moment is waited for, since a person waits too."""
 LOOK_SECONDS = 0.1
-_WAITS = frozenset({"awaiting_input", "deferred"})
-_AT_WORK = frozenset({"running"})
+_WAITS = "awaiting_input"
+_AT_WORK = "running"
 _OVER = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 
@@ -130,14 +130,14 @@ def _answer(undo_dag_id: str, asked: Asked, given: Given) -> str | None:
         if task is None:
             return None
         if detail is None:  # not put yet; its task asks the store before it does, and may just have done so
-            return None if task.state in _AT_WORK else ""
+            return None if task.state == _AT_WORK else ""
         if detail.response_received:
             who, what = detail.responded_by_user_name, ", ".join(detail.chosen_options or ())
             return (
                 f"{who or 'somebody'} has answered “{what}” in Airflow meanwhile; that answer changes nothing"
             )
-        if task.state not in _WAITS:
-            return None if task.state in _AT_WORK else ""
+        if task.state != _WAITS:
+            return None if task.state == _AT_WORK else ""
         _write(session, task, detail, given)
         return ""
 
@@ -157,11 +157,10 @@ def _locked(session: Any, ti_id: UUID) -> tuple[Any, Any]:
 
 def _write(session: Any, task: Any, detail: Any, given: Given) -> None:
     """As Airflow's ``update_hitl_detail``. Its scheduler resumes a task whose time to look has come with the answer."""
-    from airflow._shared.timezones import timezone
     from airflow.models.trigger import handle_event_submit
     from airflow.triggers.base import TriggerEvent
 
-    now = timezone.utcnow()
+    now = datetime.now(UTC)
     heard_at = max(task.updated_at or now, detail.created_at) + HEARD_AFTER
     is_offered = given.option in (detail.options or ())
     if is_offered:
