@@ -83,7 +83,7 @@ class Overview:
         return dicts(self.connection, _Q.untold, params)
 
     def standing_names(self, saga_id: int) -> list[dict[str, Any]]:
-        """The effects of a saga that stand, or may, without any of their values."""
+        """The effects of a saga that stand, or may, and are not kept on purpose; without any of their values."""
         return dicts(self.connection, _Q.standing_names, {"saga_id": saga_id})
 
     def standing_of(self, saga_ids: Sequence[int]) -> dict[int, int]:

@@ -69,7 +69,7 @@ ORDER BY k.since, k.request_id LIMIT %(limit)s;
 -- name: standing_names
 SELECT a.action_id AS action, a.name, a.state, s.task_id, s.map_index
 FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
-WHERE s.saga_id = %(saga_id)s AND a.residual ORDER BY a.action_id;
+WHERE s.saga_id = %(saga_id)s AND a.residual AND NOT a.kept ORDER BY a.action_id;
 
 -- name: standing_of
 SELECT s.saga_id, count(*) AS standing FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
