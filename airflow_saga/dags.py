@@ -24,12 +24,10 @@ from airflow_saga.operators.compensation import (
     APPLY_TASK,
     GONE_TASK,
     PLAN_TASK,
-    REVIEW_TASK,
-    SETTLE_TASK,
     PlanOperator,
 )
 from airflow_saga.operators.reconcile import ReconcileOperator
-from airflow_saga.operators.review import OPTIONS
+from airflow_saga.operators.review import OPTIONS, REVIEW_TASK, SETTLE_TASK
 from airflow_saga.operators.settlement import SettleOperator
 from airflow_saga.operators.undo import GoneOperator, IndexesOperator, UndoOperator
 
@@ -56,7 +54,8 @@ class SagaDAG(DAG):
     :param on_failure: ``"compensate"`` undoes a run that failed; ``"keep"`` leaves its effects to a person.
     :param on_compensation_failure: ``"continue"`` undoes the others after a compensation failed for good; ``"halt"``
         stops there.
-    :param notifiers: Airflow notifiers, called once per undo that leaves something standing.
+    :param notifiers: Airflow notifiers, called once per undo that leaves something standing, and once per undo that is
+        stuck since its own tasks failed. Their templates may say ``{{ saga.dag_id }}``: see the README.
     :raises NameTooLongError: at parse, if the compensation DAG or one of its tasks could not be named.
     """
 
@@ -100,11 +99,18 @@ def compensation_dag(
 
 
 def reconciler_dag(
-    dag_id: str = "saga_reconciler", *, every: timedelta = timedelta(minutes=1), **kwargs: Any
+    dag_id: str = "saga_reconciler",
+    *,
+    every: timedelta = timedelta(minutes=1),
+    notifiers: Sequence[Any] = (),
+    **kwargs: Any,
 ) -> DAG:
     """The DAG that catches what every hook missed; one per Airflow deployment.
 
     :param every: how often; what no hook reported is found within this.
+    :param notifiers: Airflow notifiers, called once per undo for what none of its own tasks can tell, of all DAGs: a
+        cancel or a compensation whose deadline passed, and an undo that nobody carries out for ``[saga]
+        start_alert_seconds``, or that is held. Their context has ``saga``, as that of a :class:`SagaDAG`'s.
     """
     with DAG(
         dag_id,
@@ -118,7 +124,7 @@ def reconciler_dag(
         doc_md="Looks at every open saga and moves on what no hook did. See the README of airflow-saga.",
         **kwargs,
     ) as dag:
-        ReconcileOperator(task_id="reconcile")
+        ReconcileOperator(task_id="reconcile", notifiers=notifiers)
     return dag
 
 

@@ -19,6 +19,8 @@ from airflow_saga.core.identity import compensation_dag_id, forward_dag_id, undo
 from airflow_saga.core.records import StepRow
 from airflow_saga.core.states import ActionState, Mode, RequestState
 from airflow_saga.metadata import MetadataUnreadableError
+from airflow_saga.operators.review import option_of
+from airflow_saga.questions import Given, answer_questions
 from airflow_saga.runtime.codec import encode_masked
 from airflow_saga.settings import Settings, secrets_of_this_process
 from airflow_saga.store.decision import Decision, Verdict
@@ -169,7 +171,9 @@ class Verbs:
             note_text=scrubbed(note) or "",
             result=self._encoded(result) if has_result else None,
         )
-        return self._answer(decision, is_done=True)
+        answer = self._answer(decision, is_done=True)
+        self._answer_questions(action_id, Given(option_of(to), scrubbed(note) or "", self._actor))
+        return answer
 
     def probe(self) -> Answer:
         """Have the verify probes asked about what is in doubt, so that a person knows more before deciding.
@@ -252,6 +256,13 @@ class Verbs:
             why = (str(problem).splitlines() or [type(problem).__name__])[0]
             return f"Airflow could not clear {step.label} ({why}): clear it and what is downstream by hand"
         return f"{plural(cleared, 'task')} cleared, from {step.label} on"
+
+    def _answer_questions(self, action_id: int, given: Given) -> None:
+        """The store has decided; what Airflow still asks about it is answered alike."""
+        saga = Reader(self.connection).saga(self.dag_id, self.run_id)
+        requests = Reader(self.connection).requests(saga.saga_id)
+        for said in answer_questions(self.dag_id, requests, action_id, given):
+            self._warn(said)
 
     def _encoded(self, value: Any) -> str:
         pattern = secrets_of_this_process().pattern()

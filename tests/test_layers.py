@@ -53,6 +53,7 @@ LAYERS = {
                 "operators",
                 "platform",
                 "plugin",
+                "questions",
                 "settings",
                 "telling",
                 "telemetry",

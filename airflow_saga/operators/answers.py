@@ -24,14 +24,8 @@ from airflow.sdk.exceptions import (
 from airflow_saga.core import errors
 from airflow_saga.core.records import ActionRow, RequestRow
 from airflow_saga.core.states import ActionState, Effect, RequestState, SagaState
-from airflow_saga.operators.compensation import (
-    REVIEW_TASK,
-    REVIEWED_KEY,
-    SETTLE_TASK,
-    open_store,
-    planned_request,
-)
-from airflow_saga.operators.review import OPTIONS
+from airflow_saga.operators.compensation import open_store, planned_request
+from airflow_saga.operators.review import OPTIONS, REVIEW_TASK, REVIEWED_KEY, SETTLE_TASK, questions_put
 from airflow_saga.platform import SupervisorPlatform, reschedule_date
 from airflow_saga.store.reader import Reader
 from airflow_saga.store.resolve import ResolveVerbs
@@ -55,18 +49,19 @@ def asked_already(context: Any, requests: Iterable[RequestRow]) -> dict[int, str
     """The actions about which earlier undos of a saga have a question open, and the run in which it is."""
     here = context["dag_run"]
     platform = SupervisorPlatform()
+
+    def reviewed_in(run_id: str) -> list[int]:
+        if run_id == here.run_id or platform.run_state(here.dag_id, run_id) not in _RUN_IS_OPEN:
+            return []
+        return context["ti"].xcom_pull(task_ids=SETTLE_TASK, key=REVIEWED_KEY, run_id=run_id) or []
+
+    states: dict[str, dict[int, str | None]] = {}
     found: dict[int, str] = {}
-    for request in requests:
-        run_id = request.owner_run_id
-        if run_id in (None, here.run_id) or request.state != RequestState.SETTLED:
-            continue
-        if platform.run_state(here.dag_id, run_id) not in _RUN_IS_OPEN:
-            continue
-        asked = context["ti"].xcom_pull(task_ids=SETTLE_TASK, key=REVIEWED_KEY, run_id=run_id) or []
-        states = platform.mapped_states(here.dag_id, run_id, REVIEW_TASK)
-        for index, action_id in enumerate(asked):
-            if states.get(index) not in _OVER:
-                found[action_id] = run_id
+    for asked in questions_put(requests, reviewed_in):
+        if asked.run_id not in states:
+            states[asked.run_id] = platform.mapped_states(here.dag_id, asked.run_id, REVIEW_TASK)
+        if states[asked.run_id].get(asked.map_index) not in _OVER:
+            found[asked.action_id] = asked.run_id
     return found
 
 
@@ -91,17 +86,26 @@ class ReviewOperator(HITLOperator):
         self.saga_run_id = saga_run_id
         self.action_id = action_id
 
+    def execute(self, context: Any) -> Any:
+        """Put the question, if it is one still: it may have been settled since ``settle`` has found it."""
+        if not self._still_asked():
+            return self._settled_elsewhere()
+        return super().execute(context)
+
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """A person has answered, or it is time to look again. Airflow's clock is not the log's: nothing times out."""
         if event.get("error_type") == "timeout":
             if self._still_asked():
                 raise TaskAwaitingInput(method_name="execute_complete", timeout=self.response_timeout)
-            self.log.info("action %d was settled by another way, so nobody is asked any more", self.action_id)
-            return {"chosen_options": [], "written": True}
+            return self._settled_elsewhere()
         answer = super().execute_complete(context, event)
         with open_store() as connection:
             problem = write_answer(connection, self.saga_dag_id, self.saga_run_id, self.action_id, answer)
         return {**answer, "written": problem is None}
+
+    def _settled_elsewhere(self) -> dict[str, Any]:
+        self.log.info("action %d was settled by another way, so nobody is asked any more", self.action_id)
+        return {"chosen_options": [], "written": True}
 
     def _still_asked(self) -> bool:
         with open_store() as connection:
@@ -115,7 +119,7 @@ class ReviewOperator(HITLOperator):
 def write_answer(
     connection: psycopg.Connection, dag_id: str, run_id: str, action_id: int, answer: dict[str, Any]
 ) -> errors.VerbRefusedError | None:
-    """Put an answer into the log; why it was refused, if it was."""
+    """Put an answer into the log; why it was refused, if it was. What is settled there already needs no answer."""
     chosen = answer.get("chosen_options") or []
     to = OPTIONS.get(chosen[0]) if chosen else None
     if to is None:
@@ -127,10 +131,28 @@ def write_answer(
             dag_id, run_id, action_id, to=to, actor=who, note_text=note
         )
     except errors.VerbRefusedError as refused:
+        there = Reader(connection).action(action_id)
+        if there is not None and not there.residual:
+            _tell_who_was_first(there, to, who)
+            return None
         log.warning("the answer of %s is not applied: %s", who, refused)
         return refused
     log.info("%s", decision.message)
     return None
+
+
+def _tell_who_was_first(there: ActionRow, to: str, who: str) -> None:
+    """Who settles an action elsewhere has its question answered too, so most answers say what the log says."""
+    if there.state == to:
+        log.info("action %d is %s in the log already (%s)", there.action_id, there.state, there.note)
+    else:
+        log.warning(
+            "the answer of %s came second and changes nothing: action %d is %s (%s)",
+            who,
+            there.action_id,
+            there.state,
+            there.note,
+        )
 
 
 class ApplyOperator(BaseOperator):

@@ -26,6 +26,7 @@ from airflow_saga.core.identity import request_uuid_of
 from airflow_saga.core.records import RequestRow
 from airflow_saga.core.secret import set_secret_resolver
 from airflow_saga.core.states import Cause, RequestState
+from airflow_saga.operators.notices import STUCK, tell_once
 from airflow_saga.platform import SupervisorPlatform, reschedule_date
 from airflow_saga.runtime.asking import ask_probes
 from airflow_saga.settings import Settings, resolve_secret, secrets_of_this_process, store_address
@@ -40,10 +41,7 @@ log = logging.getLogger(__name__)
 
 PLAN_TASK = "plan"
 GONE_TASK = "undo_gone"
-SETTLE_TASK = "settle"
-REVIEW_TASK = "review"
 APPLY_TASK = "apply"
-REVIEWED_KEY = "reviewed"
 SUMMARY_KEY = "saga"
 WAIT_IN_SLOT_SECONDS = 30.0
 LOOK_AGAIN_SECONDS = 0.25
@@ -197,20 +195,6 @@ def planned_request(context: Any) -> UUID | None:
     return UUID(planned["request"]) if planned["request"] else None
 
 
-def tell_once(notifiers: Sequence[Any], context: Any, request_id: int, kind: str) -> None:
-    """Call the DAG's notifiers, once per request and kind, whoever comes first; one that fails is logged."""
-    if not notifiers:
-        return
-    with open_store() as connection:
-        if not RequestVerbs(connection).claim_notice(request_id, kind):
-            return
-    for notifier in notifiers:
-        try:
-            notifier(context)
-        except Exception:
-            log.exception("the notifier %s failed; what stands is still to be settled", notifier)
-
-
 def tell_stuck(context: Any) -> None:
     """Callback of ``plan`` and ``settle``: their last try failed, so nobody carries this undo on."""
     notifiers = getattr(context["task"], "notifiers", ())
@@ -220,5 +204,15 @@ def tell_stuck(context: Any) -> None:
         return
     with open_store() as connection:
         request = Reader(connection).request(uuid)
-    if request is not None and request.state not in (RequestState.SETTLED, RequestState.WITHDRAWN):
-        tell_once(notifiers, context, request.request_id, "stuck")
+        if request is None or request.state in (RequestState.SETTLED, RequestState.WITHDRAWN):
+            return
+        why = context.get("exception") or "see its log"
+        tell_once(
+            connection,
+            notifiers,
+            context,
+            saga_id=request.saga_id,
+            request_id=request.request_id,
+            kind=STUCK,
+            reason=f"{context['task'].task_id} of {run.dag_id} / {run.run_id} failed: {why}",
+        )

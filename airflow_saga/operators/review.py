@@ -1,10 +1,21 @@
-"""What a person is asked about an action that still stands, and what each answer means for the log."""
+"""What a person is asked about an action that still stands, and what each answer means for the log.
+
+Also which question is about which action. The tasks of an undo need both, and who answers from outside of them does;
+so nothing of Airflow is loaded here.
+"""
 
 from __future__ import annotations
 
-from airflow_saga.core.records import ActionRow, SagaRow
-from airflow_saga.core.states import ActionState
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+from airflow_saga.core.records import ActionRow, RequestRow, SagaRow
+from airflow_saga.core.states import ActionState, RequestState
+
+SETTLE_TASK = "settle"
+REVIEW_TASK = "review"
+REVIEWED_KEY = "reviewed"
+"""Of the XCom in which ``settle`` says what each index of ``review`` is about: a list of actions."""
 UNDONE_BY_HAND = "I have undone it by hand"
 ACCEPTED = "Let it stand"
 LEAVE_OPEN = "Leave it open"
@@ -23,6 +34,33 @@ _MEANING = {
     ActionState.COMPENSATING: "its compensation began and did not end",
     ActionState.PENDING: "it may be under way",
 }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question that an undo run has put: ``review`` of this index."""
+
+    run_id: str
+    map_index: int
+    action_id: int
+
+
+def questions_put(
+    requests: Iterable[RequestRow], reviewed_in: Callable[[str], Sequence[int] | None]
+) -> Iterator[Asked]:
+    """All that the undos of a saga have asked of people, open or not.
+
+    :param reviewed_in: the XCom ``REVIEWED_KEY`` of an undo run, where its questions are of interest.
+    """
+    for request in requests:
+        if request.owner_run_id is not None and request.state == RequestState.SETTLED:
+            for index, action_id in enumerate(reviewed_in(request.owner_run_id) or ()):
+                yield Asked(request.owner_run_id, index, action_id)
+
+
+def option_of(state: str) -> str | None:
+    """The answer that gives an action this state; None if no question has one."""
+    return next((option for option, given in OPTIONS.items() if given == state), None)
 
 
 def question_of(saga: SagaRow, row: ActionRow, step_label: str) -> dict[str, str]:

@@ -17,15 +17,14 @@ from airflow_saga.core.records import ActionRow
 from airflow_saga.operators.answers import asked_already, look_again_seconds, needs_person
 from airflow_saga.operators.compensation import (
     MOST_MAPPED,
-    REVIEWED_KEY,
     SETTLE_ROUNDS,
     SUMMARY_KEY,
     open_store,
     planned_request,
-    tell_once,
     tell_stuck,
 )
-from airflow_saga.operators.review import question_of
+from airflow_saga.operators.notices import STANDING, tell_once
+from airflow_saga.operators.review import REVIEWED_KEY, question_of
 from airflow_saga.operators.undo import undo_step
 from airflow_saga.runtime.accounts import tell_settled
 from airflow_saga.runtime.undo import StepUndo
@@ -68,7 +67,7 @@ class SettleOperator(BaseOperator):
                 "still stands: %s (action %d) is %s: %s", row.name, row.action_id, row.state, row.error
             )
         if standing:
-            tell_once(self.notifiers, context, settled.request.request_id, "standing")
+            self._tell(context, settled)
         return self._questions(settled, new)
 
     def on_kill(self) -> None:
@@ -111,6 +110,13 @@ class SettleOperator(BaseOperator):
             if row.action_id in asked:
                 self.log.info("a person is asked about %s already, in %s", row.name, asked[row.action_id])
         return [row for row in standing if row.action_id not in asked]
+
+    def _tell(self, context: Any, settled: Settled) -> None:
+        if not self.notifiers:
+            return
+        ids = {"saga_id": settled.saga.saga_id, "request_id": settled.request.request_id}
+        with open_store() as connection:
+            tell_once(connection, self.notifiers, context, kind=STANDING, **ids)
 
     def _questions(self, settled: Settled, rows: list[ActionRow]) -> list[dict[str, Any]]:
         """The arguments of each ``review``."""

@@ -20,7 +20,16 @@ class SagaLink(BaseOperatorLink):
         dag = operator.get_dag()
         if dag is None or SAGA_TAG not in dag.tags:
             return ""
-        run = f"/dags/{quote(ti_key.dag_id, safe='')}/runs/{quote(ti_key.run_id, safe='')}"
         if ti_key.map_index >= 0:
-            return f"{run}/plugin/saga-run"
+            return tab_of(ti_key.dag_id, ti_key.run_id)
+        run = _page_of(ti_key.dag_id, ti_key.run_id)
         return f"{run}/tasks/{quote(ti_key.task_id, safe='')}/plugin/saga-step"
+
+
+def tab_of(dag_id: str, run_id: str) -> str:
+    """The path of a run's tab, below where Airflow is."""
+    return f"{_page_of(dag_id, run_id)}/plugin/saga-run"
+
+
+def _page_of(dag_id: str, run_id: str) -> str:
+    return f"/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}"

@@ -74,6 +74,18 @@ class Overview:
             undo_request_age_seconds=row["undo_request_age_seconds"],
         )
 
+    def untold(self, *, start_alert_seconds: float, limit: int) -> list[dict[str, Any]]:
+        """What no single undo can tell people, and nobody has told: a ``kind`` of notice per request, with its date.
+
+        :param start_alert_seconds: an undo that nothing has moved for this long counts.
+        """
+        params = {"start_alert_seconds": start_alert_seconds, "limit": limit}
+        return dicts(self.connection, _Q.untold, params)
+
+    def standing_names(self, saga_id: int) -> list[dict[str, Any]]:
+        """The effects of a saga that stand, or may, and are not kept on purpose; without any of their values."""
+        return dicts(self.connection, _Q.standing_names, {"saga_id": saga_id})
+
     def standing_of(self, saga_ids: Sequence[int]) -> dict[int, int]:
         """How many effects of each saga stand, or may; sagas with none are left out."""
         rows = dicts(self.connection, _Q.standing_of, {"saga_ids": list(saga_ids)})

@@ -29,6 +29,48 @@ WHERE g.state NOT IN ('COMPLETED', 'CANCELLED')
           AND r.asked_at < clock_timestamp() - make_interval(secs => %(start_alert_seconds)s))
 ORDER BY g.changed_at LIMIT %(limit)s;
 
+-- name: untold
+-- What only who looks at all sagas sees of their undos, and nobody has been told; longest ago first. An undo that waits
+-- for a call, for a live step or behind another undo is carried out, as far as it can be.
+SELECT g.saga_id, g.dag_id, g.run_id, k.*
+FROM airflow_saga.saga g
+LEFT JOIN LATERAL (
+    SELECT * FROM airflow_saga.undo_request r WHERE r.saga_id = g.saga_id ORDER BY r.number DESC LIMIT 1
+) newest ON true
+CROSS JOIN LATERAL (
+    SELECT 'deadline' AS kind, newest.request_id, newest.number, newest.actor, newest.ended_at AS since
+    WHERE g.state = 'PARTIALLY_CANCELLED' AND newest.state = 'EXPIRED'
+    UNION ALL
+    SELECT CASE r.state WHEN 'HELD' THEN 'held' ELSE 'unstarted' END, r.request_id, r.number, r.actor, r.asked_at
+    FROM airflow_saga.undo_request r
+    WHERE r.saga_id = g.saga_id AND r.state IN ('HINTED', 'HELD', 'REQUESTED', 'FROZEN')
+      AND clock_timestamp() - make_interval(secs => %(start_alert_seconds)s) > greatest(
+          r.asked_at, r.owner_lease_until,
+          (SELECT max(o.ended_at) FROM airflow_saga.undo_request o WHERE o.saga_id = g.saga_id),
+          (SELECT max(greatest(s.changed_at, s.lease_until)) FROM airflow_saga.step s WHERE s.saga_id = g.saga_id),
+          (SELECT max(a.lands_by) FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
+           WHERE s.saga_id = g.saga_id AND NOT a.settled))
+    UNION ALL
+    SELECT 'undo deadline', newest.request_id, newest.number, newest.actor, late.since
+    FROM (SELECT min(a.undo_deadline_at) AS since
+          FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
+          WHERE s.saga_id = g.saga_id AND a.residual
+            AND a.undo_deadline_at <= CASE a.state WHEN 'COMPENSATING' THEN clock_timestamp()
+                                                   WHEN 'COMPENSATION_FAILED' THEN a.undo_finished_at END) late
+    WHERE late.since IS NOT NULL AND newest.request_id IS NOT NULL
+) k
+WHERE g.state NOT IN ('COMPLETED', 'CANCELLED') AND NOT EXISTS (
+    SELECT 1 FROM airflow_saga.notice n JOIN airflow_saga.undo_request r USING (request_id)
+    WHERE r.saga_id = g.saga_id
+      AND (n.request_id = k.request_id AND (n.kind = k.kind OR n.kind = 'stuck' AND k.kind = 'unstarted')
+           OR n.kind = 'undo deadline' AND n.kind = k.kind AND n.claimed_at >= k.since))
+ORDER BY k.since, k.request_id LIMIT %(limit)s;
+
+-- name: standing_names
+SELECT a.action_id AS action, a.name, a.state, s.task_id, s.map_index
+FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
+WHERE s.saga_id = %(saga_id)s AND a.residual AND NOT a.kept ORDER BY a.action_id;
+
 -- name: standing_of
 SELECT s.saga_id, count(*) AS standing FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
 WHERE a.residual AND s.saga_id = ANY(%(saga_ids)s::bigint[]) GROUP BY s.saga_id;

@@ -145,6 +145,9 @@ class Reader:
         params = {"step_id": step.step_id, "generation": step.generation}
         return many(self.connection, ActionRow, Q.actions_of_step, params)
 
+    def action(self, action_id: int) -> ActionRow | None:
+        return one(self.connection, ActionRow, Q.read_action_row, {"action_id": action_id})
+
     def residual(self, saga_id: int) -> list[ActionRow]:
         return many(self.connection, ActionRow, Q.residual_of_saga, {"saga_id": saga_id})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from airflow_saga.core.identity import undo_run_id
 from airflow_saga.core.records import ActionRow, RequestRow
 from airflow_saga.operators import answers
 from airflow_saga.operators.answers import ApplyOperator, ReviewOperator, asked_already
-from airflow_saga.operators.review import ACCEPTED, LEAVE_OPEN, OPTIONS
+from airflow_saga.operators.review import ACCEPTED, LEAVE_OPEN, OPTIONS, UNDONE_BY_HAND
 from tests.store.scene import Scene
 
 pytestmark = pytest.mark.timeout(120)
@@ -96,6 +97,38 @@ def test_a_question_that_was_settled_elsewhere_ends_by_itself(
     scene.resolves.resolve(*scene.run, standing.action_id, to="ACCEPTED", actor="bob", note_text="it may")
     given = question.execute_complete({}, TIME_TO_LOOK)
     assert given == {"chosen_options": [], "written": True}
+    assert str(scene.action().note).startswith("bob")
+
+
+def test_what_was_settled_before_its_question_was_put_is_not_asked(
+    scene: Scene, standing: ActionRow, question: ReviewOperator
+) -> None:
+    scene.resolves.resolve(*scene.run, standing.action_id, to="ACCEPTED", actor="bob", note_text="it may")
+    assert question.execute({}) == {"chosen_options": [], "written": True}
+
+
+@pytest.mark.parametrize(
+    ("option", "level", "said"),
+    [
+        (ACCEPTED, "INFO", "is ACCEPTED in the log already (bob: it may)"),
+        (UNDONE_BY_HAND, "WARNING", "the answer of ann came second and changes nothing"),
+    ],
+)
+def test_the_second_of_two_answers_changes_nothing_and_is_told_so(
+    scene: Scene,
+    standing: ActionRow,
+    question: ReviewOperator,
+    caplog: pytest.LogCaptureFixture,
+    option: str,
+    level: str,
+    said: str,
+) -> None:
+    scene.resolves.resolve(*scene.run, standing.action_id, to="ACCEPTED", actor="bob", note_text="it may")
+    with caplog.at_level("INFO", answers.__name__):
+        given = question.execute_complete({}, answered(option))
+    assert given["written"] is True
+    ((_, of, text),) = [record for record in caplog.record_tuples if record[0] == answers.__name__]
+    assert (logging.getLevelName(of), said in text) == (level, True)
     assert str(scene.action().note).startswith("bob")
 
 

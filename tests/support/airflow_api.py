@@ -62,9 +62,12 @@ class AirflowApi:
         :raises AirflowApiError: for any status that is not 2xx.
         :raises httpx.TransportError: when nobody answers.
         """
+        return self._call(method, f"/api/v2{path}", body, params)
+
+    def _call(self, method: str, path: str, body: object, params: Mapping[str, Any]) -> Any:
         if "authorization" not in self._client.headers:
             self._log_in()
-        response = self._client.request(method, f"/api/v2{path}", json=body, params=params)
+        response = self._client.request(method, path, json=body, params=dict(params))
         if not response.is_success:
             raise AirflowApiError(response)
         return response.json() if response.content else None
@@ -220,6 +223,11 @@ class AirflowApi:
         """Answer a question as a person does. Airflow may lose an answer that comes soon after its question."""
         body = {"chosen_options": list(options), "params_input": dict(params or {})}
         return self.request("PATCH", f"{_task(dag_id, run_id, task_id)}/{map_index}/hitlDetails", body)
+
+    def resolve(self, dag_id: str, run_id: str, action_id: int, answer: str, note: str) -> Json:
+        """Say what became of an action, by the plugin's own API."""
+        path = f"/saga/api/v1/dags/{dag_id}/runs/{run_id}/actions/{action_id}/resolve"
+        return self._call("POST", path, {"answer": answer, "note": note}, {})
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,14 @@ from airflow_saga import SagaDAG
 class Notice(BaseNotifier):
     """Tells the world that somebody is wanted."""
 
+    template_fields = ("about",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.about = "notice of {{ saga.run_id }}"
+
     def notify(self, context: Any) -> None:
-        travel.book("notices", {"trip": f"notice of {context['dag_run'].conf['run_id']}"})
+        travel.book("notices", {"trip": self.about})
 
 
 def line(dag_id: str, task_ids: str = "ab", *, last: dict[str, Any] | None = None, **dag: Any) -> None:
