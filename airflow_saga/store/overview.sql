@@ -11,7 +11,8 @@ LEFT JOIN LATERAL (
     WHERE r.saga_id = g.saga_id AND r.state IN ('HINTED', 'HELD', 'REQUESTED', 'FROZEN')
 ) r ON true
 LEFT JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE a.reconcile_at IS NULL) AS standing,
+    SELECT count(*) FILTER (WHERE a.reconcile_at IS NULL AND (
+               g.state <> 'PARTIALLY_CANCELLED' OR s.state = 'PARTLY_UNDONE' AND NOT a.kept)) AS standing,
            count(*) FILTER (WHERE a.state = 'IN_DOUBT' AND s.state = 'STOPPED') AS doubtful,
            count(*) FILTER (WHERE s.state = 'PARTLY_UNDONE' AND NOT a.kept AND a.reconcile_at IS NULL) AS left_over
     FROM airflow_saga.action a JOIN airflow_saga.step s USING (step_id)
@@ -68,8 +69,9 @@ ORDER BY k.since, k.request_id LIMIT %(limit)s;
 
 -- name: standing_names
 SELECT a.action_id AS action, a.name, a.state, s.task_id, s.map_index
-FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
-WHERE s.saga_id = %(saga_id)s AND a.residual AND NOT a.kept ORDER BY a.action_id;
+FROM airflow_saga.saga g JOIN airflow_saga.step s USING (saga_id) JOIN airflow_saga.action a USING (step_id)
+WHERE g.saga_id = %(saga_id)s AND a.residual AND NOT a.kept
+  AND (g.state <> 'PARTIALLY_CANCELLED' OR s.state = 'PARTLY_UNDONE') ORDER BY a.action_id;
 
 -- name: standing_of
 SELECT s.saga_id, count(*) AS standing FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)

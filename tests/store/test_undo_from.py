@@ -10,6 +10,7 @@ from airflow_saga.core.decide import Go
 from airflow_saga.core.errors import UnknownSagaError, VerbRefusedError
 from airflow_saga.core.records import Outcome
 from airflow_saga.store.decision import Decision, Verdict
+from airflow_saga.store.overview import Overview
 from airflow_saga.store.rewind import RewindVerbs
 from airflow_saga.store.undo import EndedTry
 from tests.store.scene import Scene
@@ -126,6 +127,8 @@ def test_what_could_not_be_undone_is_left_to_a_person_and_what_came_before_is_no
     fails(each_scene, "flight", "hotel")
     assert each_scene.saga.state == "PARTIALLY_CANCELLED"
     assert [row.seq for row in each_scene.reader.left_by_undo(each_scene.saga.saga_id)] == [3]
+    [waiting] = Overview(each_scene.connection).needs_person(start_alert_seconds=300)
+    assert waiting["standing"] == 1, "only what was to be undone"
     failed = each_scene.action(3, generation=1)
     each_scene.resolves.resolve(
         *each_scene.run, failed.action_id, to="ACCEPTED", actor="bob", note_text="it may stand"
