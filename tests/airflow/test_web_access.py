@@ -10,7 +10,7 @@ from tests.airflow.web import HOST, Web, api, of
 from tests.store.scene import Scene
 
 AirflowRun = Callable[..., None]
-VERBS = ("cancel", "undo", "rewind", "release", "actions/1/resolve")
+VERBS = ("cancel", "undo", "rewind", "release", "probe", "actions/1/resolve", "actions/1/retry")
 OTHER_SITE = {"sec-fetch-site": "cross-site", "origin": "https://evil.example"}
 OTHER_PORT = {"sec-fetch-site": "same-site", "origin": "http://testserver:9000"}
 
@@ -29,6 +29,14 @@ def test_every_route_asks_who_is_there(web: Web) -> None:
     for method, path in walked:
         answer = web.call(method, path, None, headers={"sec-fetch-site": "same-origin"})
         assert answer.status_code == 401, f"{method} {path} answered {answer.status_code} to a stranger"
+
+
+def test_every_decision_is_kept_in_airflows_audit_log(web: Web) -> None:
+    deciding = [route for route in web.plugin_app.routes if "POST" in route.methods]
+    assert len(deciding) >= len(VERBS)
+    for route in deciding:
+        logged = [each.call.__qualname__ for each in route.dependant.dependencies if each.call]
+        assert any(name.startswith("action_logging") for name in logged), route.path
 
 
 def test_nothing_is_mounted_past_the_check(web: Web) -> None:

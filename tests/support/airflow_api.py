@@ -224,10 +224,14 @@ class AirflowApi:
         body = {"chosen_options": list(options), "params_input": dict(params or {})}
         return self.request("PATCH", f"{_task(dag_id, run_id, task_id)}/{map_index}/hitlDetails", body)
 
+    def saga(self, dag_id: str, run_id: str, verb: str, body: object = None, **params: Any) -> Json:
+        """Ask the plugin's own API about one saga: a verb with a body, or, without one, what there is to see."""
+        path = f"/saga/api/v1/dags/{dag_id}/runs/{run_id}/{verb}"
+        return self._call("GET" if body is None else "POST", path, body, params)
+
     def resolve(self, dag_id: str, run_id: str, action_id: int, answer: str, note: str) -> Json:
         """Say what became of an action, by the plugin's own API."""
-        path = f"/saga/api/v1/dags/{dag_id}/runs/{run_id}/actions/{action_id}/resolve"
-        return self._call("POST", path, {"answer": answer, "note": note}, {})
+        return self.saga(dag_id, run_id, f"actions/{action_id}/resolve", {"answer": answer, "note": note})
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

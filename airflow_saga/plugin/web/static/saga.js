@@ -75,6 +75,7 @@ function take(text) {
 
 async function refresh() {
   clearTimeout(timer);
+  const began = Date.now();
   if (!asking && !document.hidden) {
     asking = true;
     try {
@@ -87,7 +88,8 @@ async function refresh() {
       asking = false;
     }
   }
-  timer = setTimeout(refresh, 1000 * (byId("offline").hidden ? Number(document.body.dataset.pause) || CALM_SECONDS : 3));
+  const pause = 1000 * (byId("offline").hidden ? Number(document.body.dataset.pause) || CALM_SECONDS : 3);
+  timer = setTimeout(refresh, Math.max(pause, 4 * (Date.now() - began)));  // a saga of thousands of actions is not asked for all the time
 }
 
 // -- deciding --------------------------------------------------------------------------------------------------------
