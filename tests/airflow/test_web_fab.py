@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 
 import pytest
+from httpx import Client
 
-from tests.airflow.fab import USERS, FabAirflow
+from tests.airflow.fab import PASSWORD, USERS, FabAirflow
 from tests.airflow.web import api, of
 from tests.conftest import TEMPLATE
 from tests.store.scene import Scene
@@ -162,6 +164,20 @@ def test_fabs_cookie_counts_on_airflows_own_pages_only(fab: FabAirflow, scenes: 
         path = f"/saga{api(scene.run, 'cancel')}"
         answer = fab.client.post(path, json={}, headers={**cookie, "sec-fetch-site": site})
         assert answer.status_code == status
+    assert scene.request.actor == "user:user"
+
+
+def test_who_logs_in_by_fabs_form_sees_and_decides(fab: FabAirflow, scenes: Scenes) -> None:
+    """As a browser does it, to which FAB gives Airflow's cookie."""
+    scene = scenes.running()
+    with Client(base_url=fab.client.base_url, follow_redirects=True) as browser:
+        token = re.search(r'name="csrf_token"[^>]*value="([^"]+)"', browser.get("/auth/login/").text)
+        assert token is not None
+        form = {"username": "user", "password": PASSWORD, "csrf_token": token.group(1)}
+        browser.post("/auth/login/", data=form)
+        assert "Stop and undo" in browser.get(f"/saga{of(scene.run)}").text
+        own = {"sec-fetch-site": "same-origin"}
+        assert browser.post(f"/saga{api(scene.run, 'cancel')}", json={}, headers=own).status_code == 200
     assert scene.request.actor == "user:user"
 
 
