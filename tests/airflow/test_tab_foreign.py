@@ -165,6 +165,8 @@ def posted(page: Page, watched: Watched, way: str, url: str, path: str) -> Arriv
     """Post by this way, and tell how it arrived."""
     page.evaluate(WAYS[way], f"{url}/saga{path}")
     comes_true(page, lambda: bool(watched.of("POST", path)))
+    if way == "form":
+        page.wait_for_url(f"{url}/saga{path}")  # where it leads; to go elsewhere meanwhile would break it off
     return watched.of("POST", path)[-1]
 
 
