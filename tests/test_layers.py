@@ -47,6 +47,7 @@ LAYERS = {
                 "cli",
                 "dags",
                 "decorators",
+                "doctor",
                 "get_provider_info",
                 "graph",
                 "metadata",
@@ -58,6 +59,7 @@ LAYERS = {
                 "telling",
                 "telemetry",
                 "trigger",
+                "upkeep",
                 "verbs",
             }
         ),

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from dataclasses import asdict
 
 import psycopg
 
-from airflow_saga import metadata
+from airflow_saga import upkeep
 from airflow_saga.capsules.databases import make_table
-from airflow_saga.cli.doctor import Level, examine
 from airflow_saga.cli.printing import complain, data_text
 from airflow_saga.cli.verb import DONE, REFUSED, Answer, say, store, usage, verb
-from airflow_saga.core.errors import VerbRefusedError
-from airflow_saga.runtime.reconcile import Reconciler
-from airflow_saga.settings import Settings, store_address
+from airflow_saga.doctor import all_well, examine
+from airflow_saga.settings import store_address
 from airflow_saga.store.migrate import HEAD, check, revision_of, upgrade
-from airflow_saga.store.overview import Overview
-from airflow_saga.store.sweep import SweepVerbs
-from airflow_saga.telling.display import plural
 
 # -- the tables -------------------------------------------------------------------------------------------------------
 
@@ -71,21 +65,12 @@ def _database(connection: psycopg.Connection) -> str:
 
 @verb(writes=True)
 def prune(args: Namespace) -> Answer:
-    days = args.retention_days or Settings.load().retention_days
+    def agreed(what: str) -> bool:
+        return args.yes or _agreed(f"Delete {what}, for good?")
+
     with store() as connection:
-        sagas, actions = Overview(connection).prunable(days)
-        what = (
-            f"{plural(actions, 'action')} of {plural(sagas, 'settled saga')} older than {plural(days, 'day')}"
-        )
-        if actions and not args.yes and not _agreed(f"Delete {what}, for good?"):
-            raise VerbRefusedError(
-                f"{what} would go; nothing was deleted. To delete without being asked: --yes"
-            )
-        deleted = SweepVerbs(connection).prune(retention_days=days) if actions else 0
-    message = f"deleted {plural(deleted, 'action')}; each saga itself is kept, with its end"
-    if not actions:
-        message = f"nothing to delete: no settled saga has been at rest for more than {plural(days, 'day')}"
-    return say(args, message, {"retention_days": days, "sagas": sagas, "deleted_actions": deleted})
+        done = upkeep.prune(connection, args.retention_days, agreed=agreed, how_to_agree="--yes")
+    return say(args, done.message, done.data)
 
 
 def _agreed(question: str) -> bool:
@@ -99,24 +84,17 @@ def _agreed(question: str) -> bool:
 
 @verb(writes=True)
 def reconcile(args: Namespace) -> Answer:
-    platform = metadata.MetadataPlatform(triggered_by="cli")
     with store() as connection:
-        report = Reconciler(connection, platform, Settings.load().limits()).run_once()
-    done = {field: count for field, count in asdict(report).items() if field != "errors"}
-    if report.errors:
-        complain(f"{plural(report.errors, 'saga')} could not be moved, see above; the next pass tries again")
-    return say(
-        args,
-        f"looked at everything that is open: {report}",
-        {"moved": done, "errors": report.errors},
-        REFUSED if report.errors else DONE,
-    )
+        done = upkeep.reconcile(connection, triggered_by="cli")
+    if done.problem:
+        complain(done.problem)
+    return say(args, done.message, done.data, REFUSED if done.problem else DONE)
 
 
 @verb(writes=False)
 def doctor(args: Namespace) -> Answer:
-    findings = examine()
-    code = REFUSED if any(finding.level is Level.FAIL for finding in findings) else DONE
+    findings = list(examine())
+    code = DONE if all_well(findings) else REFUSED
     if args.output == "table":
         return Answer("\n".join(finding.line() for finding in findings), code)
     return Answer(data_text([finding.data() for finding in findings], args.output), code)

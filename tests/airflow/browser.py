@@ -53,13 +53,17 @@ class Served:
         self._thread.join(START_SECONDS)
 
 
-@contextlib.contextmanager
-def chromium() -> Iterator[Browser]:
-    """Debian's: the one that playwright would bring is not needed."""
+def launch_options() -> dict[str, Any]:
+    """For Debian's chromium: the one that playwright would bring is not needed."""
     path = shutil.which("chromium")
     assert path is not None, "there is no chromium; run: python -m tests.support.install_services"
+    return {"executable_path": path, "args": ["--no-sandbox"]}
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(**launch_options())
         yield browser
         browser.close()
 

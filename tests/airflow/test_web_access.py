@@ -24,8 +24,12 @@ def routes(web: Web) -> Iterator[tuple[str, str]]:
 
 def test_every_route_asks_who_is_there(web: Web) -> None:
     walked = list(routes(web))
-    assert len(walked) >= 13
-    assert {path for _, path in walked} >= {"/", "/api/v1/sagas", "/api/v1/openapi.json", "/static/saga.css"}
+    assert len(walked) >= 16
+    assert {path for _, path in walked} >= {
+        "/",
+        "/static/saga.css",
+        *(f"/api/v1/{name}" for name in ("sagas", "openapi.json", "doctor", "reconcile", "prune")),
+    }
     for method, path in walked:
         answer = web.call(method, path, None, headers={"sec-fetch-site": "same-origin"})
         assert answer.status_code == 401, f"{method} {path} answered {answer.status_code} to a stranger"

@@ -209,6 +209,9 @@ def test_the_description_of_the_api_names_every_verb(web: Web) -> None:
     run = "/api/v1/dags/{dag_id}/runs/{run_id}"
     assert set(described["paths"]) == {
         "/api/v1/sagas",
+        "/api/v1/doctor",
+        "/api/v1/reconcile",
+        "/api/v1/prune",
         run,
         *(
             f"{run}/{verb}"

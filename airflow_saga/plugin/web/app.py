@@ -16,6 +16,7 @@ from airflow_saga.metadata import MetadataUnreadableError
 from airflow_saga.plugin.web import access
 from airflow_saga.plugin.web.api import api, display, refused
 from airflow_saga.plugin.web.pages import failed_page, pages
+from airflow_saga.plugin.web.upkeep import upkeep_api
 from airflow_saga.store.connect import first_line
 
 HEADERS = {
@@ -41,6 +42,7 @@ def make_app() -> FastAPI:
         dependencies=access.EVERY_ROUTE,
     )
     app.include_router(api)
+    app.include_router(upkeep_api)
     app.include_router(pages)
 
     @app.get("/api/v1/openapi.json", include_in_schema=False)

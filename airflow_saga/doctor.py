@@ -7,8 +7,11 @@ the store, to which each such process writes.
 
 from __future__ import annotations
 
+import logging
 import shlex
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -28,11 +31,15 @@ from airflow_saga.store.overview import Overview, notification_seconds
 from airflow_saga.store.reader import Reader
 from airflow_saga.telling.display import age, moment, plural
 
+log = logging.getLogger(__name__)
 OLDEST_SERVER = 15
 SILENT = timedelta(minutes=5)
 """A process with the plugin says that it is alive each 45 s; this is longer than an outage that it rides out."""
 RECONCILER_DEAD = timedelta(hours=1)
 ROWS_NAMED = 5
+MOST_AT_ONCE = 2
+"""Examinations of :func:`examine_within` in one process; a store that hangs holds no more threads than this."""
+_rooms = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 
 class Level(StrEnum):
@@ -58,6 +65,11 @@ class Finding:
         return {"level": self.level, "check": self.check, "message": self.message, "next": self.next}
 
 
+def all_well(findings: Sequence[Finding]) -> bool:
+    """Whether nothing is broken; a warning breaks nothing yet."""
+    return all(finding.level is not Level.FAIL for finding in findings)
+
+
 @dataclass(frozen=True)
 class _Component:
     """What is lost while a kind of component does not show the plugin."""
@@ -75,15 +87,52 @@ COMPONENTS = (
 )
 
 
-def examine() -> list[Finding]:
+def examine() -> Iterator[Finding]:
     """Every check, in the order in which one rests on the other; those that cannot be made are left out."""
     settings = Settings.load()
     try:
         address = store_address()
         with address.open() as connection:
-            return list(_examine_store(settings, address, connection))
+            yield from _examine_store(settings, address, connection)
     except StoreError as problem:
-        return [Finding(Level.FAIL, "connection", str(problem))]
+        yield Finding(Level.FAIL, "connection", str(problem))
+
+
+def examine_within(seconds: float) -> list[Finding]:
+    """As :func:`examine`, but what it has found after this time, for a server that must answer.
+
+    A limit on each statement would not do: a Postgres that is stopped, or a network that swallows all, keeps no limit.
+    """
+    found: list[Finding] = []
+    deadline = time.monotonic() + seconds
+    if not _rooms.acquire(timeout=seconds):
+        return [_late(f"{MOST_AT_ONCE} that were asked for before have not ended yet")]
+    # A daemon: one that hangs must not keep the server from being stopped.
+    examination = threading.Thread(target=_examine_into, args=(found,), name="saga-doctor", daemon=True)
+    examination.start()
+    examination.join(max(0.0, deadline - time.monotonic()))
+    seen = list(found)
+    if examination.is_alive():
+        after = f"after {seen[-1].check}" if seen else "before its first check"
+        seen.append(_late(f"no answer within {seconds:g} s, {after}: the rest was not looked at"))
+    return seen
+
+
+def _examine_into(found: list[Finding]) -> None:
+    try:
+        found.extend(examine())
+    except Exception as problem:
+        # It would end with the thread, unseen; in a command, it is what the command fails with.
+        log.exception("the examination broke off")
+        found.append(
+            Finding(Level.FAIL, "doctor", f"broke off ({type(problem).__name__})", "look into the log")
+        )
+    finally:
+        _rooms.release()
+
+
+def _late(message: str) -> Finding:
+    return Finding(Level.FAIL, "time", message, "look whether Postgres hangs, the store's or Airflow's own")
 
 
 def _examine_store(settings: Settings, address: Address, connection: psycopg.Connection) -> Iterator[Finding]:
