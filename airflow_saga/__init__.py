@@ -14,7 +14,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from airflow_saga.ai import SagaCapability, ToolAction
-    from airflow_saga.core.actions import NON_COMPENSABLE, READ_ONLY, Action, action
+    from airflow_saga.core.actions import NON_COMPENSABLE, READ_ONLY, Action
+    from airflow_saga.core.declare import action
     from airflow_saga.core.errors import (
         CompensationRejected,
         InDoubtError,
@@ -40,7 +41,7 @@ _HOMES = {
     "Action": "core.actions",
     "NON_COMPENSABLE": "core.actions",
     "READ_ONLY": "core.actions",
-    "action": "core.actions",
+    "action": "core.declare",
     "CompensationRejected": "core.errors",
     "InDoubtError": "core.errors",
     "NotApplied": "core.errors",

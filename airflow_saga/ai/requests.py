@@ -25,7 +25,8 @@ from pydantic_ai.tools import RunContext
 from pydantic_ai.usage import RequestUsage
 
 from airflow_saga.ai.fingerprints import Fingerprints, what_differs
-from airflow_saga.core.actions import READ_ONLY, Action, action
+from airflow_saga.core.actions import READ_ONLY, Action
+from airflow_saga.core.declare import action
 from airflow_saga.core.identity import MODEL_REQUEST
 from airflow_saga.core.policies import Retry
 

@@ -24,7 +24,8 @@ from pydantic_ai.exceptions import (
 )
 
 from airflow_saga.ai.threads import Threads, current_threads
-from airflow_saga.core.actions import NON_COMPENSABLE, Action, Compensation, Marker, action
+from airflow_saga.core.actions import NON_COMPENSABLE, Action, Compensation, Marker
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import ActionDeclarationError, NotApplied, RefusedForGood
 from airflow_saga.core.policies import DEFAULT_TIMEOUT
 from airflow_saga.core.states import Effect

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from airflow_saga.core.actions import Action, Marker, action
+from airflow_saga.core.actions import Action, Marker
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import NotApplied
 from airflow_saga.core.policies import DEFAULT_TIMEOUT
 from airflow_saga.core.records import ActionRecord

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from airflow_saga.core.actions import Action, compensation_for, takes_one_record
+from airflow_saga.core.actions import Action, compensation_for
+from airflow_saga.core.declare import takes_one_record
 from airflow_saga.core.records import ActionRow, Attempt, RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import ActionState, Effect, SagaState, StepState
 

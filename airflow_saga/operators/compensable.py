@@ -18,7 +18,8 @@ from typing import Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
-from airflow_saga.core.actions import Compensation, action, takes_one_record
+from airflow_saga.core.actions import Compensation
+from airflow_saga.core.declare import action, takes_one_record
 from airflow_saga.core.errors import ActionDeclarationError, ActionTimedOut, ResultNotStoredError
 from airflow_saga.core.identity import ACTION_NAME_LIMIT, check_task_id
 from airflow_saga.core.policies import DEFAULT_UNDO_DEADLINE, NO_RETRY

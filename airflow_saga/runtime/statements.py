@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-from airflow_saga.core.actions import NON_COMPENSABLE, READ_ONLY, Marker, action
+from airflow_saga.core.actions import NON_COMPENSABLE, READ_ONLY, Marker
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import ActionDeclarationError, SagaError
 from airflow_saga.core.records import ActionRecord, ProbeAnswer
 from airflow_saga.core.states import Effect

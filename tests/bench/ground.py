@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg
 
-from airflow_saga.core.actions import NON_COMPENSABLE, action
+from airflow_saga.core.actions import NON_COMPENSABLE
+from airflow_saga.core.declare import action
 from airflow_saga.core.records import ActionRecord, Attempt
 from airflow_saga.runtime.ports import Limits
 from airflow_saga.runtime.saga import Saga

@@ -11,7 +11,8 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from airflow_saga.ai import SagaCapability, ToolAction, action_key
-from airflow_saga.core.actions import READ_ONLY, action
+from airflow_saga.core.actions import READ_ONLY
+from airflow_saga.core.declare import action
 from airflow_saga.core.records import ActionRecord, Applied, NotApplied
 from airflow_saga.runtime.saga import Saga
 from dags.support import travel

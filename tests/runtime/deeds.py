@@ -11,7 +11,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from airflow_saga.core.actions import NON_COMPENSABLE, READ_ONLY, action
+from airflow_saga.core.actions import NON_COMPENSABLE, READ_ONLY
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import CompensationRejected, NotApplied, Unavailable
 from airflow_saga.core.policies import Retry
 from airflow_saga.core.records import ActionRecord, Applied, Later, ProbeAnswer, Unknown

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from airflow_saga.core.actions import action
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import (
     ActionTimedOut,
     SagaCancelledError,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_saga.core.actions import action
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import SagaDivergedError, StepWaitError
 from airflow_saga.core.identity import action_key
 from airflow_saga.store.rewind import RewindVerbs

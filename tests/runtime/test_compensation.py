@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from airflow_saga.core.actions import action
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import NestedActionError, NotApplied, Unavailable
 from airflow_saga.core.records import ActionRecord, Applied, Later
 from dags.support import travel

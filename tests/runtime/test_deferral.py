@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from airflow_saga.core.actions import READ_ONLY, action
+from airflow_saga.core.actions import READ_ONLY
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import NotApplied, SagaCancelledError, StepRefusedError, StepWaitError
 from airflow_saga.core.policies import NO_RETRY
 from airflow_saga.core.records import ActionRecord, Applied

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from airflow_saga.core.actions import READ_ONLY, action
+from airflow_saga.core.actions import READ_ONLY
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import (
     ActionTimedOut,
     SagaCancelledError,

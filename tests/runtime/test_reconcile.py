@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from airflow_saga.core.actions import action
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import SagaCancelledError, StepInterrupted
 from airflow_saga.core.marks import FailedRun
 from airflow_saga.runtime.reconcile import Reconciler

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_saga.core.actions import READ_ONLY, action
+from airflow_saga.core.actions import READ_ONLY
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import InDoubtError, SagaDivergedError, StepRefusedError, in_doubt_by
 from dags.support import travel
 from tests.runtime import deeds

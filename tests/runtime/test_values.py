@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from airflow_saga.core.actions import action
+from airflow_saga.core.declare import action
 from airflow_saga.core.errors import (
     ParamsNotKeptError,
     ResultNotStoredError,
