@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from airflow_saga.core.records import ActionRow, StepRow
 from airflow_saga.core.states import ActionState, Effect
 from airflow_saga.store.reader import SagaView
+from airflow_saga.telling.story import is_decision
 from airflow_saga.telling.timeline import forward_state
 
 LEFT, RIGHT, TOP, LANE = 200, 985, 26, 34
@@ -87,7 +88,7 @@ class _Scale:
     def __init__(self, view: SagaView, now: datetime) -> None:
         self.now = now
         moments = [at for action in view.actions for at in _moments(action)]
-        moments += [request.asked_at for request in view.requests if request.whole_run]
+        moments += [request.asked_at for request in view.requests if is_decision(request)]
         self.begin = min(moments)
         is_moving = any(
             action.state in (ActionState.PENDING, ActionState.COMPENSATING) and action.reconcile_at is None
@@ -159,6 +160,7 @@ def _undo(action: ActionRow, scale: _Scale) -> Iterator[Bar]:
 
 def _lines(view: SagaView, scale: _Scale) -> Iterator[Line]:
     for request in view.requests:
-        if request.whole_run and request.state != "WITHDRAWN":
+        if is_decision(request):
             x = scale.x(request.asked_at)
-            yield Line(x, "undo asked for", leans_left=x > (LEFT + RIGHT) / 2)
+            label = "undo asked for" if request.whole_run else "undo of a part asked for"
+            yield Line(x, label, leans_left=x > (LEFT + RIGHT) / 2)

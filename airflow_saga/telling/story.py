@@ -135,11 +135,7 @@ class Story:
 
     def _telling_request(self) -> RequestRow | None:
         """The request that says who wanted this: not one that only followed from it."""
-        known = [
-            request
-            for request in self.view.requests
-            if (request.whole_run or request.cause == Cause.USER) and request.state != RequestState.WITHDRAWN
-        ]
+        known = [request for request in self.view.requests if is_decision(request)]
         first_hand = [request for request in known if request.cause not in GOES_ON_CAUSES]
         told = first_hand or known
         return told[-1] if told else None
@@ -349,6 +345,12 @@ class Story:
 
     def _resolve(self, action: ActionRow, answer: str) -> str:
         return self._command("resolve", f"{action.action_id} {answer} --note 'how you know'")
+
+
+def is_decision(request: RequestRow) -> bool:
+    """Whether it is about the saga, not about a step that is redone or goes back within a run that goes on."""
+    is_meant = request.whole_run or request.cause == Cause.USER
+    return is_meant and request.state != RequestState.WITHDRAWN
 
 
 def probe_said(view: SagaView, action_id: int, display: Display) -> str | None:
