@@ -254,7 +254,7 @@ class Story:
         if resolvable:
             gone = "it is not there, or is undone by hand" if action.in_doubt else "it is undone by hand"
             yield Move(gone, self._resolve(action, "--undone"), "undone")
-            yield Move("it stands, and may", self._resolve(action, "--accepted"), "accepted")
+            yield Move("it stands, and may stay", self._resolve(action, "--accepted"), "accepted")
         else:
             command = self._resolve(action, '--happened \'{"its": "result"}\'')
             yield Move("it took effect", command, "happened")
