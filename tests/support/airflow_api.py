@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 
@@ -68,6 +69,16 @@ class AirflowApi:
         if not response.is_success:
             raise AirflowApiError(response)
         return response.json() if response.content else None
+
+    def saga(
+        self, method: str, dag_id: str, run_id: str, verb: str = "", body: Json | None = None
+    ) -> tuple[int, Json]:
+        """Call the plugin's own API about one run; the status and what it says, also where it refuses."""
+        if "authorization" not in self._client.headers:
+            self._log_in()
+        path = "/".join(["/saga/api/v1/dags", dag_id, "runs", quote(run_id, safe=""), *filter(None, [verb])])
+        response = self._client.request(method, path, json=body)
+        return response.status_code, response.json()
 
     def _log_in(self) -> None:
         response = self._client.get("/auth/token")
