@@ -15,7 +15,7 @@ from tests.airflow.browser import PICTURES, chromium
 from tests.demo.program import SOON_SECONDS, Demo, copy_of_demo
 from tests.support.airflow_api import PATIENCE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300 * PATIENCE)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500 * PATIENCE)]
 
 MILLISECONDS = 1000.0
 SECONDS_TO_BE_UNDONE = 90 * PATIENCE
