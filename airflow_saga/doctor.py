@@ -246,7 +246,7 @@ def _component(
             gone = f"{told}: it is stopped, or cannot reach the store"
             yield Finding(Level.WARN, component.kind, gone, "start it, or look into its log")
         elif row["version"] != __version__:
-            yield Finding(Level.WARN, component.kind, f"{told}, while this is {__version__}", restart)
+            yield Finding(Level.WARN, component.kind, f"{told}; this is {__version__}", restart)
         else:
             yield Finding(Level.OK, component.kind, told)
     for host in sorted(set(at_work) - {row["host"] for row in rows}):
@@ -256,8 +256,13 @@ def _component(
 
 
 def _seen(row: dict[str, Any], now: datetime) -> str:
-    hook = f", last hook {row['last_hook']} {age(now - row['last_hook_at'])} ago" if row["last_hook"] else ""
-    return f"{row['host']}: seen {age(now - row['seen_at'])} ago with {row['version']}{hook}"
+    """That it is loaded and that it is called are two things: a hook that nobody calls undoes nothing."""
+    called = (
+        f"last hook {row['last_hook']} {age(now - row['last_hook_at'])} ago"
+        if row["last_hook"]
+        else "no hook called in it yet"
+    )
+    return f"{row['host']}: seen {age(now - row['seen_at'])} ago with {row['version']}, {called}"
 
 
 def _workers(settings: Settings, overview: Overview, reader: Reader) -> Iterator[Finding]:

@@ -59,7 +59,7 @@ ARG_TO = Arg(
     help="The save-point, as saga.savepoint(name) made it; TASK:NAME where several steps have one of that name",
 )
 ARG_UNDONE = Arg(("--undone",), help="Its effect is undone, by hand", action="store_true")
-ARG_ACCEPTED = Arg(("--accepted",), help="Its effect stands, and may", action="store_true")
+ARG_ACCEPTED = Arg(("--accepted",), help="Its effect stands, and may stay", action="store_true")
 # False: not given; None: given without a result. Airflow's Arg knows no `const`.
 ARG_HAPPENED = Arg(
     ("--happened",),

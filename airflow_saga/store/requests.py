@@ -22,6 +22,8 @@ from airflow_saga.store.rows import dicts, note, one, wake
 from airflow_saga.store.saga import lock_or_open_saga, move_saga, steps_with_lease
 from airflow_saga.store.scope import check_signed_plan
 
+_UNDO_IT = "undo it with Undo in its Saga tab, or: airflow saga undo"
+
 
 def insert_request(
     connection: psycopg.Connection,
@@ -183,16 +185,14 @@ class RequestVerbs:
                 SagaState.SUSPENDED,
                 SagaState.PARTIALLY_CANCELLED,
             ):
-                message = (
-                    f"{dag_id} / {run_id} has already ended ({saga.state}); undo it with: airflow saga undo"
-                )
+                message = f"{dag_id} / {run_id} has already ended ({saga.state}); {_UNDO_IT}"
                 return Decision(Verdict.FINISHED, message, saga)
             if (
                 saga.state == SagaState.RUNNING
                 and run_is_success
                 and not steps_with_lease(self.connection, saga.saga_id)
             ):
-                message = f"{dag_id} / {run_id} has already finished; undo it with: airflow saga undo"
+                message = f"{dag_id} / {run_id} has already finished; {_UNDO_IT}"
                 return Decision(Verdict.FINISHED, message, saga)
             if keep:
                 return self._keep(saga, actor, reason, clear_number, stop_now)
@@ -295,6 +295,8 @@ class RequestVerbs:
             else "is being undone already"
         )
         message = f"{saga.dag_id} / {saga.run_id} {what}, asked for by {first_actor}"
+        if ask["stop_now"] and not saga.stop_now:
+            message += "; the call under way is abandoned now"
         return Decision(Verdict.ALREADY, message, saga, request)
 
     def _stop_again(

@@ -53,14 +53,14 @@ def _listed(
 def _need(row: dict[str, Any]) -> str:
     """Why a person is needed, in the order in which it matters."""
     if row["request_state"] == RequestState.HELD:
-        return "undo is held: release it"
+        return "undo is held: let it go on"
     if row["request_state"] is not None:
         return f"undo asked for at {moment(row['asked_at'])}, not carried out"
     if row["doubtful"]:
-        return f"{plural(row['doubtful'], 'action')} in doubt: resolve"
+        return f"{plural(row['doubtful'], 'action')} in doubt: say what became of it"
     if row["state"] == SagaState.FAILED:
         return f"failed ({row['cause']}): clear or undo it"
-    return f"{plural(row['standing'], 'effect')} to settle: resolve or undo"
+    return f"{plural(row['standing'], 'effect')} to settle, or to undo again"
 
 
 def planned(plan: Plan, display: Display) -> list[dict[str, Any]]:

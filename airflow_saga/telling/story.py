@@ -40,6 +40,7 @@ _CAUSES: dict[str, str] = {
     Cause.REDO: "undone since a finished step was cleared",
     Cause.DIVERGED: "undone since a step diverged from its log",
 }
+_SAID_BY_ITS_CAUSE: dict[str, str] = {Cause.FAILURE: "the run failed"}
 _AFTER_A_PLACE = frozenset({SagaState.SUSPENDED, SagaState.PARTIALLY_CANCELLED})
 _AT_REST = frozenset({SagaState.CANCELLED, SagaState.PARTIALLY_CANCELLED, SagaState.CANCELLING})
 
@@ -130,7 +131,11 @@ class Story:
         words = _CAUSES.get(cause or "", "stopped by {actor}").format(
             actor=self._display.text(actor) or "airflow"
         )
-        why = f" ({self._display.text(reason)})" if reason else ""
+        why = (
+            f" ({self._display.text(reason)})"
+            if reason and reason != _SAID_BY_ITS_CAUSE.get(cause or "")
+            else ""
+        )
         return f"{words} at {second(at)}{why}"
 
     def _telling_request(self) -> RequestRow | None:
@@ -268,7 +273,7 @@ class Story:
         if resolvable:
             gone = "it is not there, or is undone by hand" if action.in_doubt else "it is undone by hand"
             yield Move(gone, self._resolve(action, "--undone"), "undone")
-            yield Move("it stands, and may", self._resolve(action, "--accepted"), "accepted")
+            yield Move("it stands, and may stay", self._resolve(action, "--accepted"), "accepted")
         else:
             command = self._resolve(action, '--happened \'{"its": "result"}\'')
             yield Move("it took effect", command, "happened")

@@ -37,8 +37,8 @@ from .demo_stack import DAGS, Stack, Stopped, tail
 UP = DAGS.parent / ".run" / "demo-up.json"
 """Says where the demo is that `--up` left running."""
 WIDTH = 100
-HOTEL_SECONDS = 8
-"""How long a hotel takes to answer in a demo that was left running: time to press a button."""
+BOOKING_SECONDS = 6
+"""How long each booking takes in a demo that was left running: four of them are the time to find a button."""
 DIFFERING = "This run did not come out as it has to: what differs is said at the end."
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -158,13 +158,20 @@ def _tell_logs(logs: Iterable[Path]) -> None:
 
 
 def _invite(stack: Stack) -> None:
-    stack.travel.tell("delay", kind="hotels", seconds=HOTEL_SECONDS)
+    """Where to click: by names that stand on the pages, so that nobody has to know Airflow or this product."""
+    stack.travel.tell("delay", seconds=BOOKING_SECONDS)
     print(
         f"""
 Everything is left running.
   UI        {stack.url} (no login: whoever reaches it from this machine is an admin)
-  try it    start book_trip there; a hotel takes {HOTEL_SECONDS} s to answer now: mark the run failed meanwhile,
-            and watch book_trip__compensation
+  stop one  {stack.url}/dags/book_trip
+            click Trigger, Trigger again, and then Saga among the tabs of the run: there is "Stop and undo…".
+            Each booking takes {BOOKING_SECONDS} s now, so there is time. It ends with: Cancelled, nothing stands
+  undo one  {stack.url}/dags/book_trip/runs/demo-1-completes/plugin/saga-run
+            all is booked: "Undo…" shows what it would take back, and does it
+  settle    {stack.url}/dags/refund_later/runs/demo-3-refund-later/plugin/saga-run
+            a message that cannot be unsent: "Let it stand…", and say why
+  all       {stack.url}/plugin/sagas (Browse, Sagas; the home page says how many need a person)
   commands  {stack.airflow_command} saga list
   stop      make demo-down
 """

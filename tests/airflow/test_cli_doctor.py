@@ -74,11 +74,28 @@ def test_without_a_listener_and_a_reconciler_it_fails(scene: Scene, doctor: Doct
     assert "reconciler_dag()" in found["reconciler"]["next"]
 
 
+def test_c33_each_component_is_named_with_its_last_hook_and_so_is_the_one_without_the_plugin(
+    scene: Scene, doctor: Doctor
+) -> None:
+    """C33 "Plugin loaded but the hook is never called": three cases, told apart."""
+    for kind, hook in (("scheduler", "on_dag_run_failed"), ("api-server", None)):
+        RunVerbs(scene.connection).note_component(kind, "host-1", __version__, hook)
+    found = doctor.findings()
+    assert re.search(
+        r"^host-1: seen .* ago with .*, last hook on_dag_run_failed .* ago$", found["scheduler"]["message"]
+    )
+    assert re.search(
+        r"^host-1: seen .* ago with .*, no hook called in it yet$", found["api-server"]["message"]
+    )
+    assert found["triggerer"]["message"].startswith("the plugin was never seen in it")
+
+
 def test_a_component_with_another_version_is_warned_of(all_seen: Scene, doctor: Doctor) -> None:
     RunVerbs(all_seen.connection).note_component("triggerer", "host-2", "0.0.9", None)
     found = doctor.findings()
     assert found["triggerer"]["level"] == "warn"
-    assert f"with 0.0.9, while this is {__version__}" in found["triggerer"]["message"]
+    assert "with 0.0.9" in found["triggerer"]["message"]
+    assert found["triggerer"]["message"].endswith(f"; this is {__version__}")
     assert doctor.code == 0
 
 

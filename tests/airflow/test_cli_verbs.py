@@ -323,7 +323,7 @@ def test_list_shows_what_needs_a_person_first(scene: Scene, airflow_saga_cli: Co
     younger.ran("flight", 1)
     rows = json.loads(airflow_saga_cli("list", "--output", "json").out)
     assert [row["run_id"] for row in rows] == [scene.run_id, "younger"]
-    assert rows[0]["needs"] == "1 effect to settle: resolve or undo"
+    assert rows[0]["needs"] == "1 effect to settle, or to undo again"
     assert rows[0]["standing"] == 1
     assert (rows[1]["needs"], rows[1]["standing"]) == (None, 0)
     only = json.loads(airflow_saga_cli("list", "--state", "RUNNING", "--output", "json").out)

@@ -35,7 +35,7 @@ def test_the_list_gives_the_data_of_the_command(
 ) -> None:
     listed = web.get("/api/v1/sagas").json()["sagas"]
     assert listed == json.loads(airflow_saga_cli("list", "--output", "json").out)
-    assert [row["needs"] for row in listed] == ["2 effects to settle: resolve or undo"]
+    assert [row["needs"] for row in listed] == ["2 effects to settle, or to undo again"]
     assert web.get("/api/v1/sagas?state=RUNNING").json() == {"sagas": []}
     assert web.get("/api/v1/sagas?state=NONSENSE").status_code == 422
 

@@ -104,6 +104,28 @@ def test_while_it_stops_it_says_what_it_waits_for(web: Web, scene: Scene) -> Non
     assert re.search(r"Waiting for charge_card of pay, \d s so far, 1[01] s more at most\.", text), text
 
 
+def test_c88_while_it_stops_a_call_that_did_not_report_is_waited_for_by_name(web: Web, scene: Scene) -> None:
+    step = scene.attach("pay")
+    scene.begin(step, name="charge_card", timeout_seconds=10.0)
+    scene.end(step, 1, state="IN_DOUBT", own=False)
+    scene.cancel()
+    text = words(page(web, of(scene.run)))
+    waits = r"Waiting for charge_card of pay, which did not report and may take effect for (\d+) s more\."
+    found = re.search(waits, text)
+    assert found, text
+    assert 5 <= int(found[1]) <= 11
+
+
+def test_c97_while_it_stops_a_body_that_calls_nothing_is_named_too(web: Web, scene: Scene) -> None:
+    """Else nothing at all would be said while a body hangs, and "Stopping" would look like a tab that hangs itself."""
+    scene.act(scene.attach("pay"), name="charge_card")
+    scene.cancel()
+    text = words(page(web, of(scene.run)))
+    assert "Waiting for the end of pay, which has no call under way." in text
+    assert scene.steps.stop_if_held(scene.step("pay"))
+    assert "Waiting for" not in words(page(web, of(scene.run)))
+
+
 def test_what_others_wrote_is_text_everywhere(web: Web, scene: Scene, airflow_run: AirflowRun) -> None:
     airflow_run(*scene.run)
     step = scene.attach(f"task{EVIL}")

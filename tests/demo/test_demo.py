@@ -1,18 +1,14 @@
 """The demo as a stranger runs it: a program of its own, judged by its exit code, its words and what it leaves behind.
 
-Each test runs a copy of `dags/`, so that none meets a demo that somebody has left running from this checkout.
+Somebody who clicks in what it leaves running is in `test_newcomer`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,70 +18,15 @@ import httpx
 import psutil
 import pytest
 
+from tests.demo.program import SOON_SECONDS, Demo, copy_of_demo
 from tests.support.airflow_api import PATIENCE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(700 * PATIENCE)]
 
-DAGS = Path(__file__).parents[2] / "dags"
-DEMO_SECONDS = 600 * PATIENCE
-SOON_SECONDS = 60 * PATIENCE
-
-
-class Demo:
-    """One run of the program, with what it has printed so far."""
-
-    def __init__(self, checkout: Path, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(checkout / "dags" / "support" / "demo.py"), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-        )
-        self.lines: list[str] = []
-        self.sessions: set[int] = set()
-        """Of what it has started: each is a session of its own, whose processes never leave it."""
-
-    def read_until(self, pattern: str) -> str:
-        """:raises AssertionError: it ended without saying that."""
-        found = next((line for line in self._read() if re.search(pattern, line)), None)
-        assert found is not None, self.text
-        return found
-
-    def finish(self, seconds: float = DEMO_SECONDS) -> int:
-        """Read to the end and return the exit code; a demo that takes longer is killed, and has none to be proud of."""
-        too_long = threading.Timer(seconds, self.process.kill)
-        too_long.start()
-        for _ in self._read():
-            pass
-        code = self.process.wait()
-        too_long.cancel()
-        return code
-
-    def _read(self) -> Iterator[str]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            with suppress(psutil.NoSuchProcess):
-                self.sessions |= {child.pid for child in psutil.Process(self.process.pid).children()}
-            yield line
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-    @property
-    def directory(self) -> Path:
-        found = re.search(r"in (/\S*saga-demo-\S+)", self.text)
-        assert found, self.text
-        return Path(found[1])
-
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[Path]:
-    shutil.copytree(DAGS, tmp_path / "dags", ignore=shutil.ignore_patterns("__pycache__"))
-    yield tmp_path
+    yield copy_of_demo(tmp_path)
     Demo(tmp_path, "--down").finish(SOON_SECONDS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,7 +97,6 @@ def test_c86_scheduler_killed_starts_a_second_attempt_that_takes_over(hooked: Sc
 
 
 def test_c28_run_marked_failed_is_undone_by_polling_and_still_once_when_hooks_are_back(polled: Scene) -> None:
-    airflow = polled.airflow
     trip = polled.trip("line")
     trip.tell("hold", "hotels")
     trip.start(a=["flights"], b=["hotels", "cars"])
@@ -116,9 +116,7 @@ def test_c28_run_marked_failed_is_undone_by_polling_and_still_once_when_hooks_ar
     seen = {row["kind"] for row in trip.read(lambda reader: reader.components())}
     assert not seen & {"api-server", "scheduler"}
 
-    del airflow.env["PYTHONPATH"]
-    airflow.restart("api-server")
-    airflow.restart("scheduler")
+    give_the_hooks_back(polled)
     trip.mark_failed()
     trip.wait(
         lambda: "api-server" in {row["kind"] for row in trip.read(lambda reader: reader.components())},
@@ -126,6 +124,36 @@ def test_c28_run_marked_failed_is_undone_by_polling_and_still_once_when_hooks_ar
         "the API server has called a hook",
     )
     trip.must_be_undone(calls=2)
+
+
+def give_the_hooks_back(scene: Scene) -> None:
+    """The API server and the scheduler have the plugin from here on; the other two stay without it."""
+    if scene.airflow.env.pop("PYTHONPATH", None) is not None:
+        scene.airflow.restart("api-server")
+        scene.airflow.restart("scheduler")
+
+
+def test_c33_doctor_names_each_component_with_its_last_hook_and_those_without_the_plugin(
+    polled: Scene,
+) -> None:
+    """C33 "Plugin loaded but the hook is never called". After C28, which wants an Airflow without any hook."""
+    give_the_hooks_back(polled)
+    trip = polled.trip("line").start(a=["flights"], b=["hotels"])
+    trip.must_be_completed(calls=2)
+    trip.mark_failed()
+    trip.must_be_undone(calls=2)
+
+    def found() -> dict[str, str] | None:
+        said = polled.airflow.cli("saga", "doctor", "--output", "json", check=False).stdout
+        messages = {each["check"]: each["message"] for each in json.loads(said)}
+        hooked = all("last hook" in messages[kind] for kind in ("scheduler", "api-server"))
+        return messages if hooked else None
+
+    messages = trip.wait(found, SOON, "doctor has heard of a hook in both")
+    assert "last hook on_dag_run_" in messages["scheduler"]
+    assert "last hook on_dag_run_failed" in messages["api-server"]
+    for kind in ("dag-processor", "triggerer"):
+        assert messages[kind].startswith("the plugin was never seen in it")
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,10 @@ def test_question_looks_whether_it_is_still_asked_and_is_answered_from_the_comma
 
 
 def _settle_by_rest(scene: Scene, trip: Trip, answer: str) -> None:
-    scene.airflow.resolve(trip.dag_id, trip.run_id, trip.action("messages").action_id, answer, "seen to it")
+    verb = f"actions/{trip.action('messages').action_id}/resolve"
+    body = {"answer": answer, "note": "seen to it"}
+    status, said = scene.airflow.saga("POST", trip.dag_id, trip.run_id, verb, body)
+    assert status == 200, said
 
 
 def _review(scene: Scene, trip: Trip) -> bool:

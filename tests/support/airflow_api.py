@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 
@@ -71,6 +72,16 @@ class AirflowApi:
         if not response.is_success:
             raise AirflowApiError(response)
         return response.json() if response.content else None
+
+    def saga(
+        self, method: str, dag_id: str, run_id: str, verb: str = "", body: Json | None = None
+    ) -> tuple[int, Json]:
+        """Call the plugin's own API about one run; the status and what it says, also where it refuses."""
+        if "authorization" not in self._client.headers:
+            self._log_in()
+        path = "/".join(["/saga/api/v1/dags", dag_id, "runs", quote(run_id, safe=""), *filter(None, [verb])])
+        response = self._client.request(method, path, json=body)
+        return response.status_code, response.json()
 
     def _log_in(self) -> None:
         response = self._client.get("/auth/token")
@@ -223,15 +234,6 @@ class AirflowApi:
         """Answer a question as a person does. Airflow may lose an answer that comes soon after its question."""
         body = {"chosen_options": list(options), "params_input": dict(params or {})}
         return self.request("PATCH", f"{_task(dag_id, run_id, task_id)}/{map_index}/hitlDetails", body)
-
-    def saga(self, dag_id: str, run_id: str, verb: str, body: object = None, **params: Any) -> Json:
-        """Ask the plugin's own API about one saga: a verb with a body, or, without one, what there is to see."""
-        path = f"/saga/api/v1/dags/{dag_id}/runs/{run_id}/{verb}"
-        return self._call("GET" if body is None else "POST", path, body, params)
-
-    def resolve(self, dag_id: str, run_id: str, action_id: int, answer: str, note: str) -> Json:
-        """Say what became of an action, by the plugin's own API."""
-        return self.saga(dag_id, run_id, f"actions/{action_id}/resolve", {"answer": answer, "note": note})
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from airflow_saga.core.identity import forward_dag_id
 from airflow_saga.core.records import ActionRow, StepRow
-from airflow_saga.core.states import ActionState, SagaState
+from airflow_saga.core.states import ActionState, SagaState, StepState
 from airflow_saga.plugin.web import access
 from airflow_saga.plugin.web.api import display, listed, store
 from airflow_saga.settings import Settings
@@ -180,16 +180,33 @@ class _SagaPage:
         """While it stops: what is waited for, how long so far and until when at most."""
         if self.view.saga.state != SagaState.CANCELLING:
             return []
-        told = []
-        for action in self.view.actions:
-            if action.state == ActionState.PENDING and not action.deferred:
-                so_far = _seconds((self._now - action.begun_at).total_seconds())
-                until = ""
-                if action.lands_by is not None:
-                    left = (action.lands_by - self._now).total_seconds()
-                    until = f", {_seconds(left)} more at most" if left > 0 else _OVERDUE
-                told.append(f"{action.name} of {self._steps[action.step_id].label}, {so_far} so far{until}")
+        actions = self.view.actions
+        calls = [each for each in actions if each.state == ActionState.PENDING and not each.deferred]
+        doubts = [each for each in actions if each.state == ActionState.IN_DOUBT and self._left(each) > 0]
+        calling = {call.step_id for call in calls}
+        told = [self._call_awaited(call) for call in calls]
+        for doubt in doubts:
+            left = _seconds(self._left(doubt))
+            told.append(f"{self._named(doubt)}, which did not report and may take effect for {left} more")
+        for step in self.view.steps:
+            is_live = step.lease_until is not None and step.lease_until > self._now
+            if step.state == StepState.RUNNING and is_live and step.step_id not in calling:
+                told.append(f"the end of {step.label}, which has no call under way")
         return told
+
+    def _call_awaited(self, action: ActionRow) -> str:
+        until, left = "", self._left(action)
+        if action.lands_by is not None:
+            until = f", {_seconds(left)} more at most" if left > 0 else _OVERDUE
+        so_far = _seconds((self._now - action.begun_at).total_seconds())
+        return f"{self._named(action)}, {so_far} so far{until}"
+
+    def _named(self, action: ActionRow) -> str:
+        return f"{action.name} of {self._steps[action.step_id].label}"
+
+    def _left(self, action: ActionRow) -> float:
+        """Seconds for which a call may still take effect."""
+        return 0.0 if action.lands_by is None else (action.lands_by - self._now).total_seconds()
 
     def _stands(self, standing: Standing) -> dict[str, Any]:
         action = next(action for action in self.view.actions if action.action_id == standing.action)

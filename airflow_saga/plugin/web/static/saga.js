@@ -48,7 +48,7 @@ function localTimes(within) {
 
 // -- up to date, without flicker: only a section that differs is swapped, and what was open or in focus stays so -----
 
-let sections = new Map(), asking = false, timer = 0;
+let sections = new Map(), asking = false, timer = 0, saidAt = 0;
 
 function remember() {
   sections = new Map([...document.querySelectorAll("main > section")].map((each) => [each.id, each.outerHTML]));
@@ -58,6 +58,7 @@ function take(text) {
   const fresh = new DOMParser().parseFromString(text, "text/html");
   document.body.dataset.pause = fresh.body.dataset.pause || String(CALM_SECONDS);
   const theirs = [...fresh.querySelectorAll("main > section")], main = document.querySelector("main");
+  const heading = document.querySelector("h1")?.textContent;
   const focused = document.activeElement && document.activeElement.id;
   const next = new Map(theirs.map((each) => [each.id, each.outerHTML]));
   for (const id of sections.keys()) if (!next.has(id)) byId(id)?.remove();
@@ -69,6 +70,7 @@ function take(text) {
     for (const id of open) { const each = byId(id); if (each) each.open = true; }
     localTimes(made);
   });
+  if (document.querySelector("h1")?.textContent !== heading && Date.now() - saidAt > CALM_SECONDS * 300) byId("said").hidden = true;  // it has come about
   sections = next;
   if (focused && document.activeElement === document.body) byId(focused)?.focus();
 }
@@ -105,6 +107,7 @@ function tell(message, isRefused) {
   said.textContent = message;
   said.classList.toggle("refused", isRefused);
   said.hidden = false;
+  saidAt = Date.now();
 }
 
 async function call(path, body) {
@@ -170,7 +173,7 @@ async function ask(button) {
   const no = make("button", { type: "button", textContent: "Not now" });
   const shown = make("div");
   const form = make("form", { method: "dialog" }, make("h2", { id: "asked", textContent: button.textContent.replace("…", "") }),
-    make("p", { textContent: about }), shown, ...(bare ? [] : [make("label", { htmlFor: "why", textContent: note ? "How do you know?" : "Why? (for those who read it later)" }), text]),
+    make("p", { textContent: about }), shown, ...(bare ? [] : [make("label", { htmlFor: "why", textContent: note || "Why? (for those who read it later)" }), text]),
     make("div", { className: "verbs" }, no, go));
   const dialog = make("dialog", {}, form);
   dialog.setAttribute("aria-labelledby", "asked");
