@@ -21,7 +21,7 @@ from airflow_saga import (
     compensable,
     compensation_dag,
 )
-from airflow_saga.core import actions
+from airflow_saga.core import declare
 from airflow_saga.core.actions import Action, Registry
 from airflow_saga.core.errors import ActionDeclarationError
 from airflow_saga.graph import is_step
@@ -41,7 +41,7 @@ def stop(record: ActionRecord) -> str:
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """A registry of this test's own."""
     made = Registry()
-    monkeypatch.setattr(actions, "registry", made)
+    monkeypatch.setattr(declare, "registry", made)
     return made
 
 
@@ -172,7 +172,7 @@ def test_cancel_deferred_is_for_what_was_stopped_while_it_waited(
 def test_name_of_a_long_dag_and_task_is_cut_and_stays_the_only_one() -> None:
     names = {module.action_name("d" * 150, f"{'t' * 100}{number}") for number in range(2)}
 
-    assert {len(name) for name in names} == {actions.ACTION_NAME_LIMIT}
+    assert {len(name) for name in names} == {declare.ACTION_NAME_LIMIT}
 
 
 # -- what Airflow keeps of it -----------------------------------------------------------------------------------------

@@ -259,3 +259,14 @@ def _first_paint_seconds(page: Page) -> float:
     })"""
     milliseconds: Any = page.evaluate(script)
     return float(milliseconds) / 1000
+
+
+def test_what_was_said_goes_when_it_has_come_about(visit: Visit, running: Scene) -> None:
+    page = visit().open_page(of(running.run))
+    press(page, "Stop and undo")
+    said(page, "is being stopped and undone")
+    page.wait_for_timeout(3500)
+    assert running.steps.stop_if_held(running.step())
+    running.undone("flight")
+    expect(page.get_by_role("heading", name="Cancelled")).to_be_visible()
+    expect(page.locator("#said")).to_be_hidden()

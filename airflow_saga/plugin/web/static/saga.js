@@ -2,7 +2,7 @@
 // The frame's sandbox blocks confirm(), alert() and links that leave it, so questions and ways out are made here.
 "use strict";
 
-const CALM_SECONDS = 10, ANSWER_SECONDS = 20, PROBE_SECONDS = 60;
+const CALM_SECONDS = 10, ANSWER_SECONDS = 20, PROBE_SECONDS = 60, SAID_SECONDS = 3;
 const byId = (id) => document.getElementById(id);
 
 // -- Airflow's look: this frame is of the same origin, so its colours and its theme can be read ---------------------
@@ -70,7 +70,8 @@ function take(text) {
     for (const id of open) { const each = byId(id); if (each) each.open = true; }
     localTimes(made);
   });
-  if (document.querySelector("h1")?.textContent !== heading && Date.now() - saidAt > CALM_SECONDS * 300) byId("said").hidden = true;  // it has come about
+  const hasComeAbout = document.querySelector("h1")?.textContent !== heading && Date.now() - saidAt > SAID_SECONDS * 1000;
+  if (hasComeAbout) byId("said").hidden = true;
   sections = next;
   if (focused && document.activeElement === document.body) byId(focused)?.focus();
 }
