@@ -26,6 +26,9 @@ _UNDO_KINDS = {
 }
 
 
+_BRIEF = timedelta(seconds=10)
+
+
 @dataclass(frozen=True)
 class Bar:
     x: float
@@ -54,6 +57,8 @@ class Drawing:
     lanes: tuple[Lane, ...]
     lines: tuple[Line, ...]
     ticks: tuple[tuple[float, datetime, str], ...]
+    is_brief: bool
+    """So short that whole seconds would all look the same."""
     more_lanes: int
 
 
@@ -78,6 +83,7 @@ def draw(view: SagaView, now: datetime) -> Drawing | None:
         lanes,
         tuple(_lines(view, scale)),
         scale.ticks(),
+        scale.length < _BRIEF,
         max(0, len(steps) - MAX_LANES),
     )
 

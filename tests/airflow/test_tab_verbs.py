@@ -270,3 +270,13 @@ def test_what_was_said_goes_when_it_has_come_about(visit: Visit, running: Scene)
     running.undone("flight")
     expect(page.get_by_role("heading", name="Cancelled")).to_be_visible()
     expect(page.locator("#said")).to_be_hidden()
+
+
+def test_a_tab_that_was_opened_before_the_first_step_shows_it_soon(
+    visit: Visit, scene: Scene, airflow_run: AirflowRun
+) -> None:
+    airflow_run(*scene.run)
+    page = visit().open_page(of(scene.run))
+    expect(page.get_by_role("heading", name="No saga in this run")).to_be_visible()
+    scene.act(scene.attach(), 1)
+    expect(page.get_by_role("heading", name="Running")).to_be_visible()

@@ -209,6 +209,7 @@ def test_dagrun_timeout_undoes_the_run(scene: Scene) -> None:
     trip.await_calls("yachts")
 
     trip.wait_run("failed")
+    trip.wait_saga("FAILED", "CANCELLING")  # told a moment after Airflow has written it
 
     trip.release("yachts")
     view = trip.must_be_undone(calls=2)

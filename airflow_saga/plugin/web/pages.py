@@ -214,7 +214,7 @@ class _SagaPage:
             "standing": standing,
             "word": word_of(action),
             "call": self._call(action),
-            "key": action.key,
+            "is_awaited": action.reconcile_at is not None,
             "answers": [move for move in standing.next if move.answer] if self._may_edit else [],
             "waits": [move.what for move in standing.next if move.what.startswith("wait ")],
         }

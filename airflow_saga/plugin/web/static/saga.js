@@ -33,6 +33,7 @@ if (outside()) new MutationObserver(takeOnLook).observe(outside().document.docum
 // -- times in the viewer's zone --------------------------------------------------------------------------------------
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const briefClock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 });
 const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
 
 function localTimes(within) {
@@ -43,7 +44,7 @@ function localTimes(within) {
     each.textContent = today ? clock.format(at) : `${day.format(at)} ${clock.format(at)}`;
     each.title = at.toISOString();
   }
-  for (const each of within.querySelectorAll("[data-clock]")) each.textContent = clock.format(new Date(each.dataset.clock));
+  for (const each of within.querySelectorAll("[data-clock]")) each.textContent = (each.dataset.brief ? briefClock : clock).format(new Date(each.dataset.clock));
 }
 
 // -- up to date, without flicker: only a section that differs is swapped, and what was open or in focus stays so -----
