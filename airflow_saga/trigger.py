@@ -15,7 +15,7 @@ import logging
 from typing import Any
 from uuid import UUID, uuid4
 
-from airflow_saga.core.identity import compensation_dag_id, undo_run_id
+from airflow_saga.core.identity import compensation_dag_id, probe_run_id, undo_run_id
 from airflow_saga.core.records import RequestRow
 from airflow_saga.settings import on_a_session_of_its_own
 
@@ -76,7 +76,7 @@ def start_probe_run(dag_id: str, run_id: str, *, user: str | None, triggered_by:
 
     The probes are in the DAG's file, which neither the API server nor a command reads.
     """
-    probe_id, conf = f"probe__{uuid4()}", {"run_id": run_id, "probe": "1"}
+    probe_id, conf = probe_run_id(uuid4()), {"run_id": run_id, "probe": "1"}
     started = _started(compensation_dag_id(dag_id), probe_id, conf, user, triggered_by, restart=False)
     return probe_id if started else None
 

@@ -9,6 +9,7 @@ from airflow_saga.core.errors import NameTooLongError
 
 COMPENSATION_SUFFIX = "__compensation"
 UNDO_RUN_PREFIX = "undo__"
+PROBE_RUN_PREFIX = "probe__"
 UNDO_TASK_PREFIX = "undo."
 AIRFLOW_ID_LIMIT = 250
 DAG_ID_LIMIT = AIRFLOW_ID_LIMIT - len(COMPENSATION_SUFFIX)
@@ -44,6 +45,11 @@ def compensation_dag_id(dag_id: str) -> str:
 def forward_dag_id(dag_id: str) -> str | None:
     """The saga DAG that this compensation DAG undoes, None if it is not one."""
     return dag_id.removesuffix(COMPENSATION_SUFFIX) if dag_id.endswith(COMPENSATION_SUFFIX) else None
+
+
+def probe_run_id(probe_uuid: UUID) -> str:
+    """Of a run of a compensation DAG that only asks verify probes."""
+    return f"{PROBE_RUN_PREFIX}{probe_uuid}"
 
 
 def undo_run_id(request_uuid: UUID) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 
+from airflow_saga.core.identity import undo_run_id
 from airflow_saga.store.rewind import RewindVerbs
 from tests.airflow.web import Web, of
 from tests.store.scene import Scene
@@ -150,6 +151,13 @@ def test_what_others_wrote_is_text_everywhere(web: Web, scene: Scene, airflow_ru
 def test_a_run_without_a_saga_is_told_so_kindly(web: Web) -> None:
     assert "No saga in this run" in page(web, of(("book_trip", "nobody"))).text
     assert "undoes another one" in page(web, of(("book_trip__compensation", "undo__1"))).text
+    assert "asks about another one" in page(web, of(("book_trip__compensation", "probe__1"))).text
+
+
+def test_the_page_of_an_undo_leads_to_the_run_that_it_undoes(web: Web, partly: Scene) -> None:
+    undo = ("book_trip__compensation", undo_run_id(partly.request.request_uuid))
+    links = [attrs for tag, attrs in page(web, of(undo)).tags if tag == "a"]
+    assert [link["href"] for link in links] == [f"/saga{of(partly.run)}"]
 
 
 def test_a_step_shows_only_its_own_actions(web: Web, partly: Scene) -> None:

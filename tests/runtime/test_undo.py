@@ -371,7 +371,8 @@ def test_a_done_action_whose_params_cannot_be_read_is_named_and_the_rest_is_undo
 
 def test_the_old_version_of_an_action_is_undone_by_the_compensation_kept_for_it(lab: Lab) -> None:
     lab.step(lambda saga: deeds.book("flights"))
-    from airflow_saga.core.actions import Registry, _origin
+    from airflow_saga.core.actions import Registry
+    from airflow_saga.core.declare import _origin
 
     _SEEN.clear()
     newer = Registry()

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from airflow_saga.core.identity import forward_dag_id
+from airflow_saga.core.identity import PROBE_RUN_PREFIX, forward_dag_id, request_uuid_of
 from airflow_saga.core.records import ActionRow, StepRow
 from airflow_saga.core.states import ActionState, SagaState, StepState
 from airflow_saga.plugin.web import access
@@ -81,11 +82,22 @@ def saga(
     with store() as connection:
         reader = Reader(connection)
         if reader.find(dag_id, run_id) is None:
-            return _render(request, "none.html", dag_id=dag_id, run_id=run_id, forward=forward_dag_id(dag_id))
+            return _no_saga(request, user, reader, dag_id, run_id)
         view, now = reader.view(dag_id, run_id), Overview(connection).now()
     return _SagaPage(view, display(), now, may_edit=access.may(user, "PUT", dag_id)).render(
         request, task_id, _index(map_index), page
     )
+
+
+def _no_saga(request: Request, user: BaseUser, reader: Reader, dag_id: str, run_id: str) -> Response:
+    """The page of a run without one; that of an undo leads to the run that it undoes."""
+    forward, undone = forward_dag_id(dag_id), None
+    uuid = request_uuid_of(run_id)
+    if forward is not None and uuid is not None and access.may(user, "GET", forward):
+        found = reader.request(uuid)
+        undone = reader.by_id(found.saga_id).run_id if found is not None else None
+    asks = run_id.startswith(PROBE_RUN_PREFIX)
+    return _render(request, "none.html", forward=forward, undone=undone, asks=asks)
 
 
 @pages.get("/static/{name}")

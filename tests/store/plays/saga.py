@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from airflow_saga.core.records import Outcome
+from airflow_saga.core.records import Outcome, StepRow
 from airflow_saga.core.states import Move
 from airflow_saga.store.rewind import RewindVerbs
 from airflow_saga.store.undo import EndedTry
@@ -141,8 +141,30 @@ def _retry_undo(scene: Scene, move: Move) -> Iterator[Any]:
     scene.settles.ask_again_if_due(scene.saga.saga_id)
 
 
+def _lost_beside(scene: Scene) -> StepRow:
+    """A flight whose call is found without effect in its undo, and a car beside it that stays."""
+    step = scene.attach()
+    assert scene.begin(step, 1)
+    scene.time_passes(60)
+    assert scene.sweeps.stop_if_lost(step.saga_id, step.step_id)
+    scene.ran("car", 1)
+    scene.runs.fail_and_hint(*scene.run, cause="failure")
+    RewindVerbs(scene.connection).undo_from(*scene.run, scene.action().action_id, actor="ann")
+    scene.freeze()
+    attached = scene.undo_of()
+    lost = scene.action(1, generation=1)
+    assert scene.steps.verified_if_held(attached.step, lost.action_id, "FAILED", None, "no")
+    assert scene.settle() is not None
+    return step
+
+
 @SAGA.of("late")
 def _saga_late(scene: Scene, move: Move) -> Iterator[Any]:
+    if move.source == "SUSPENDED":
+        late = _lost_beside(scene)
+        yield
+        scene.lates.record_late(late, Outcome(1, "DONE"), idempotent=False)
+        return
     step, attached = frozen_now(scene)
     if move.source == "CANCELLED":
         assert scene.steps.verified_if_held(attached.step, scene.action().action_id, "FAILED", None, "no")
