@@ -132,6 +132,11 @@ RESIDUAL_ACTION_STATES: frozenset[str] = frozenset(
 )
 """An effectful action in one of these stands, or may stand."""
 
+RETRIABLE_ACTION_STATES: frozenset[str] = frozenset(
+    {ActionState.IN_DOUBT, ActionState.COMPENSATING, ActionState.COMPENSATION_FAILED}
+)
+"""An undo that has ended tried it, and a person may have it tried again alone."""
+
 OPEN_REQUEST_STATES: frozenset[str] = frozenset({RequestState.REQUESTED, RequestState.FROZEN})
 CLOSED_SAGA_STATES: frozenset[str] = frozenset({SagaState.COMPLETED, SagaState.CANCELLED, SagaState.FAILED})
 

@@ -11,6 +11,7 @@ from airflow_saga.core.errors import UndoFencedError, UnknownSagaError, VerbRefu
 from airflow_saga.core.records import ActionRow, RequestRow, SagaRow, StepRow
 from airflow_saga.core.states import (
     GOES_ON_CAUSES,
+    RETRIABLE_ACTION_STATES,
     Cause,
     Effect,
     Mode,
@@ -237,6 +238,10 @@ def _check_retriable(step: StepRow, action: ActionRow) -> None:
         raise VerbRefusedError(
             f"{what} is declared NON_COMPENSABLE: nothing of ours can undo it. Say what became of it: "
             f"airflow saga resolve"
+        )
+    if action.state not in RETRIABLE_ACTION_STATES:
+        raise VerbRefusedError(
+            f"{what} is {action.state}: no undo has tried it. It is undone after what came after it: undo the saga"
         )
     if step.state not in (StepState.PARTLY_UNDONE, StepState.UNDOING):
         raise VerbRefusedError(f"{what}: its step is {step.state}, no undo has tried it; undo the saga first")

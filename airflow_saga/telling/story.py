@@ -16,6 +16,7 @@ from airflow_saga.core.records import ActionRow, RequestRow, StepRow
 from airflow_saga.core.states import (
     GOES_ON_CAUSES,
     OPEN_REQUEST_STATES,
+    RETRIABLE_ACTION_STATES,
     ActionState,
     Cause,
     Effect,
@@ -267,7 +268,7 @@ class Story:
             )
         if action.reconcile_at is not None:
             yield Move("nothing: its compensation is asked again by itself")
-        if resolvable and action.effect != Effect.NON_COMPENSABLE:
+        if resolvable and action.state in RETRIABLE_ACTION_STATES and action.effect != Effect.NON_COMPENSABLE:
             what = "ask for it again now" if action.reconcile_at is not None else "try its undo again"
             yield Move(what, self._command("retry", str(action.action_id)), "retry")
         if resolvable:

@@ -94,8 +94,44 @@ def test_what_cannot_be_tried_again_is_refused_and_says_why(scene: Scene, seq: i
     assert scene.tables() == before
 
 
+def halted(scene: Scene) -> Scene:
+    """Three actions; the undo of the second failed, and the first has waited for it."""
+    step = scene.act(scene.attach(on_compensation_failure="halt"), 1, 2, 3)
+    assert scene.steps.stop_if_held(step)
+    scene.cancel()
+    scene.freeze()
+    attached = scene.undo_of()
+    third, second, _ = attached.open_actions
+    scene.compensate(attached, third)
+    scene.compensate(attached, second, "COMPENSATION_FAILED", failed=True)
+    assert scene.settle() is not None
+    assert scene.saga.state == "PARTIALLY_CANCELLED"
+    return scene
+
+
+def test_c101_an_action_whose_turn_has_not_come_is_not_undone_alone(scene: Scene) -> None:
+    halted(scene)
+    before = scene.tables()
+    with pytest.raises(VerbRefusedError, match="undone after what came after it"):
+        retry(scene, 1)
+    assert scene.tables() == before
+
+
+def test_where_an_undo_has_halted_it_goes_on_from_there(each_scene: Scene) -> None:
+    halted(each_scene)
+    retry(each_scene, 2)
+    each_scene.freeze()
+    assert [action.seq for action in each_scene.undo_of().open_actions] == [2, 1]
+    each_scene.undo_step()
+    assert each_scene.settle() is not None
+    assert each_scene.saga.state == "CANCELLED"
+
+
 def test_an_action_that_no_undo_has_tried_is_refused(scene: Scene) -> None:
-    scene.stopped("flight", 1)
+    step = scene.attach()
+    scene.begin(step)
+    scene.end(step, state="IN_DOUBT")
+    assert scene.steps.stop_if_held(step)
     with pytest.raises(VerbRefusedError, match="STOPPED, no undo has tried it"):
         retry(scene, 1)
     with pytest.raises(UnknownSagaError):
