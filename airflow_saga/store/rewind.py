@@ -46,6 +46,33 @@ class Rewind:
     undone: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Place:
+    """An action from which on a saga is to be undone, and the steps that came after its step."""
+
+    action: ActionRow
+    step: StepRow
+    later: tuple[StepRow, ...]
+
+    @property
+    def is_in_newest_pass(self) -> bool:
+        """False: that part of the step is undone, or being undone, and what is left of it goes on anew."""
+        return self.action.generation == self.step.generation
+
+    def scope(self) -> dict[int, int]:
+        """The step from the action on, if that is not undone already, and the later ones as a whole.
+
+        :raises VerbRefusedError: an undo of an earlier pass of the step has left the action.
+        """
+        if not self.is_in_newest_pass and self.action.residual:
+            raise VerbRefusedError(
+                f"{self.action.name} of {self.step.label} (action {self.action.action_id}) belongs to an earlier pass "
+                f"of its step; choose one of the newest pass"
+            )
+        here = {self.step.step_id: self.action.seq} if self.is_in_newest_pass else {}
+        return {**here, **{step.step_id: 0 for step in self.later}}
+
+
 class RewindVerbs:
     """One verb, one transaction. The connection is in autocommit and belongs to one thread."""
 
@@ -179,13 +206,15 @@ class RewindVerbs:
             saga = one(self.connection, SagaRow, Q.lock_saga, {"dag_id": dag_id, "run_id": run_id})
             if saga is None:
                 raise UnknownSagaError(f"there is no saga {where}")
-            scope, what = self._scope_from(saga, action_id)
+            place = self._place_in(saga, action_id)
+            what = f"{place.action.name} of {place.step.label}"
             request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga.saga_id})
-            if request is not None and saga.state == SagaState.CANCELLING and self._covers(request, scope):
+            if request is not None and saga.state == SagaState.CANCELLING and self._covers(request, place):
                 message = f"{where} is being undone already, asked for by {request.actor}"
                 return Decision(Verdict.ALREADY, message, saga, request)
             self._check_at_rest(saga)
-            self._check_sure_before(saga, action_id)
+            self._check_sure_before(place)
+            scope = place.scope()
             if plan_hash is not None:
                 check_signed_plan(self.connection, saga, plan_hash, scope)
             if not plan_of_scope(self.connection, saga, scope)[0]["steps"]:
@@ -215,11 +244,10 @@ class RewindVerbs:
 
         :raises UnknownSagaError: the saga has no such action.
         """
-        scope, _ = self._scope_from(saga, action_id)
-        return plan_of_scope(self.connection, saga, scope)
+        return plan_of_scope(self.connection, saga, self._place_in(saga, action_id).scope())
 
-    def _scope_from(self, saga: SagaRow, action_id: int) -> tuple[dict[int, int], str]:
-        """This action's step from it on, the steps after it as a whole; and the place in words."""
+    def _place_in(self, saga: SagaRow, action_id: int) -> _Place:
+        """:raises UnknownSagaError: the saga has no such action."""
         action = one(self.connection, ActionRow, Q.read_action_row, {"action_id": action_id})
         if action is None or action.saga_id != saga.saga_id:
             raise UnknownSagaError(
@@ -227,20 +255,12 @@ class RewindVerbs:
             )
         steps = many(self.connection, StepRow, Q.steps_of_saga, {"saga_id": saga.saga_id})
         step = next(each for each in steps if each.step_id == action.step_id)
-        what = f"{action.name} of {step.label}"
-        later = {each.step_id: 0 for each in steps if comes_after(each, step)}
-        if action.generation == step.generation:
-            return {step.step_id: action.seq, **later}, what
-        if action.residual:
-            raise VerbRefusedError(
-                f"{what} (action {action_id}) belongs to an earlier pass of its step; choose one of the newest pass"
-            )
-        return later, what  # this part of the step is undone already
+        return _Place(action, step, tuple(each for each in steps if comes_after(each, step)))
 
-    def _covers(self, request: RequestRow, scope: dict[int, int]) -> bool:
-        cuts = scope_of(self.connection, request)
-        return request.whole_run or all(
-            step_id in cuts and cuts[step_id].from_seq <= from_seq for step_id, from_seq in scope.items()
+    def _covers(self, request: RequestRow, place: _Place) -> bool:
+        cut = scope_of(self.connection, request).get(place.step.step_id)
+        return request.whole_run or (
+            cut is not None and (not place.is_in_newest_pass or cut.from_seq <= place.action.seq)
         )
 
     def _check_at_rest(self, saga: SagaRow) -> None:
@@ -257,13 +277,12 @@ class RewindVerbs:
         if running:
             raise VerbRefusedError(f"{where}: {running[0].label} is still running; stop the saga first")
 
-    def _check_sure_before(self, saga: SagaRow, action_id: int) -> None:
+    def _check_sure_before(self, place: _Place) -> None:
         """What stays has to be known: nobody would ask about it any more.
 
         :raises VerbRefusedError: an action of the step that came before is in doubt; names it.
         """
-        action = one(self.connection, ActionRow, Q.read_action_row, {"action_id": action_id})
-        assert action is not None
+        action = place.action
         rows = many(self.connection, ActionRow, Q.actions_of_steps, {"step_ids": [action.step_id]})
         unsure = [
             row
@@ -273,7 +292,7 @@ class RewindVerbs:
         if unsure:
             named = ", ".join(f"{row.name} (action {row.action_id}, {row.state})" for row in unsure[:5])
             raise VerbRefusedError(
-                f"{saga.dag_id} / {saga.run_id}: before it, {named} is not settled, and would be kept as it is. Undo "
+                f"before {action.name} of {place.step.label}, {named} is not settled, and would be kept as it is. Undo "
                 f"from there, or say first what became of it: airflow saga resolve"
             )
 

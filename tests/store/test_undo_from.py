@@ -194,7 +194,15 @@ def test_asking_twice_tells_who_was_first(scene: Scene) -> None:
     again = undo_from(scene, 3, actor="bob")
     assert (again.verdict, len(scene.view.requests)) == (Verdict.ALREADY, 1)
     assert "asked for by ann" in again.message
-    scene.undone("hotel", "flight")
+    second = scene.action(2).action_id
+    scene.freeze()
+    during = RewindVerbs(scene.connection).undo_from(*scene.run, second, actor="bob")
+    assert (during.verdict, len(scene.view.requests)) == (Verdict.ALREADY, 1), (
+        "it is in a new generation by now"
+    )
+    for task_id in ("hotel", "flight"):
+        scene.undo_step(task_id)
+    assert scene.settle() is not None
     done = RewindVerbs(scene.connection).undo_from(
         *scene.run, scene.action(3, generation=1).action_id, actor="bob"
     )
@@ -246,7 +254,7 @@ def test_what_stays_has_to_be_known(scene: Scene) -> None:
     scene.act(step, 3)
     scene.steps.stop_if_held(step)
     scene.runs.fail_and_hint(*scene.run, cause="failure")
-    with pytest.raises(VerbRefusedError, match=r"before it, book \(action \d+, IN_DOUBT\) is not settled"):
+    with pytest.raises(VerbRefusedError, match=r"before book of flight, book \(action \d+, IN_DOUBT\) is not settled"):
         undo_from(scene, 3)
     assert undo_from(scene, 2).verdict is Verdict.CANCELLING
 
