@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from airflow_saga import __version__
 from airflow_saga.plugin.events import LEAST_MISSED_FIRST, Event, What
+from airflow_saga.plugin.outage import Outage
 
 if TYPE_CHECKING:
     import psycopg
@@ -43,8 +44,6 @@ FIRST_LOOK_SECONDS = {What.TASK_MARKED: 1.0, What.RUN_SUCCEEDED: 0.05, What.RUN_
 """A run that is marked failed marks its tasks first; its step may end its call, so a task's mark has to wait for it."""
 LOOK_AGAIN_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 4.0)
 """For the commit of the transaction that a hook was called in, about ten seconds; then it is the reconciler's."""
-LONGEST_PAUSE_SECONDS = 15.0
-UNUSABLE_PAUSE_SECONDS = 60.0
 IDLE_SECONDS = 10.0
 """A connection without anything to say for this long is closed."""
 SEEN_EVERY_SECONDS = 45.0
@@ -70,31 +69,6 @@ class _Item:
         return LEAST_MISSED_FIRST.index(self.event.what), self.order
 
 
-class _Outage:
-    """Whether the store is away, since when, and until when it is left alone."""
-
-    def __init__(self) -> None:
-        self.since: float | None = None
-        self.until = 0.0
-        self._pause = 0.0
-        self._said: type[BaseException] | None = None
-
-    def goes_on(self, problem: BaseException, *, unusable: bool) -> None:
-        now = time.monotonic()
-        self.since = self.since or now
-        self._pause = (
-            UNUSABLE_PAUSE_SECONDS if unusable else min(self._pause * 2 or 0.2, LONGEST_PAUSE_SECONDS)
-        )
-        self.until = now + self._pause
-        if self._said is not type(problem):
-            self._said = type(problem)
-            log.warning(
-                "%s. What Airflow's hooks see meanwhile is kept for %d minutes; later the reconciler finds it",
-                str(problem).strip() or type(problem).__name__,
-                PATIENCE_SECONDS // 60,
-            )
-
-
 class Dispatcher:
     """The queue and the thread of one process.
 
@@ -117,7 +91,7 @@ class Dispatcher:
         # The rest is the thread's alone.
         self._connection: psycopg.Connection | None = None
         self._idle_at = float("inf")
-        self._outage = _Outage()
+        self._outage = Outage(PATIENCE_SECONDS)
         self._marks_seen_to = datetime.now(UTC) - MARKS_BEFORE_START
 
     # -- on the thread of a hook ------------------------------------------------------------------------------------
@@ -284,7 +258,7 @@ class Dispatcher:
     def _store_is_back(self) -> None:
         if self._outage.since is not None:
             log.warning("the saga store is back after %.1f s", time.monotonic() - self._outage.since)
-            self._outage = _Outage()
+            self._outage = Outage(PATIENCE_SECONDS)
 
     def _store_is_away(self, problem: BaseException) -> None:
         from airflow_saga.plugin import follow

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from airflow_saga.core.states import RequestState, SagaState
-from airflow_saga.plugin import dispatch
+from airflow_saga.plugin import dispatch, outage
 from airflow_saga.plugin.dispatch import Dispatcher
 from airflow_saga.plugin.events import Event, What
 from airflow_saga.settings import forget_addresses
@@ -209,7 +209,7 @@ def test_hooks_stay_quick_while_the_store_is_down_and_all_is_told_when_it_is_bac
     finally:
         after.close()
     assert len(run.undo_runs()) == 1
-    said = [record for record in caplog.records if record.name == "airflow_saga.plugin.dispatch"]
+    said = [record for record in caplog.records if record.name.startswith("airflow_saga.plugin.")]
     warnings = [record.getMessage() for record in said if record.levelno == logging.WARNING]
     assert any("is kept for 10 minutes" in text for text in warnings)
     assert any("is back after" in text for text in warnings)
@@ -294,7 +294,7 @@ def test_a_store_without_tables_is_said_and_taken_when_they_are_there(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(dispatch, "UNUSABLE_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(outage, "UNUSABLE_PAUSE_SECONDS", 0.2)
     url = postgres_server.create_database("without_tables")
     monkeypatch.setenv("AIRFLOW_CONN_SAGA_DEFAULT", url)
     forget_addresses()
