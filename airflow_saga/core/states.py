@@ -216,7 +216,14 @@ SAGA_MOVES: tuple[Move, ...] = (
         "undo from a place: it is undone, the rest is kept",
         "undo run",
     ),
-    *_moves("saga", "expire", "CANCELLING", "PARTIALLY_CANCELLED CANCELLED", "deadline over", "reconciler"),
+    *_moves(
+        "saga",
+        "expire",
+        "CANCELLING",
+        "PARTIALLY_CANCELLED CANCELLED SUSPENDED",
+        "deadline over",
+        "reconciler",
+    ),
     *_moves(
         "saga", "retry undo", "PARTIALLY_CANCELLED", "CANCELLING", "a person, or a date is due", "person"
     ),
@@ -255,6 +262,7 @@ STEP_MOVES: tuple[Move, ...] = (
     *_moves(
         "step", "expire", "RUNNING STOPPED SUCCEEDED", "UNDONE PARTLY_UNDONE", "deadline over", "reconciler"
     ),
+    *_moves("step", "expire", "UNDONE", "PARTLY_UNDONE", "the same, of a part that was kept", "reconciler"),
     *_moves("step", "late", "UNDONE", "PARTLY_UNDONE", "a late answer reopened an action", "writer"),
     *_moves("step", "resolved", "PARTLY_UNDONE", "UNDONE", "last residual resolved", "person"),
 )

@@ -29,6 +29,7 @@ from airflow_saga.store.saga import move_saga, steps_with_lease
 from airflow_saga.store.scope import (
     WHOLE_STEP,
     Cut,
+    cut_for_undo,
     lock_request,
     lock_steps_in_scope,
     plan_of,
@@ -179,12 +180,7 @@ class FreezeVerbs:
         self.connection.execute(Q.seize_step, {"step_id": step.step_id, "whole": whole})
         self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
         self.connection.execute(Q.stop_deferred, {"step_id": step.step_id})
-        if cut.from_seq > 0:
-            place = {"step_id": step.step_id, **cut._asdict()}
-            self.connection.execute(Q.cut_step, place)
-            self.connection.execute(Q.carry_savepoints, place)
-        reset = {"step_id": step.step_id, "goes_on": goes_on, "from_seq": cut.from_seq}
-        self.connection.execute(Q.reset_for_undo, reset)
+        cut_for_undo(self.connection, step, cut, goes_on=goes_on)
         scope = {"request_id": request.request_id, "step_id": step.step_id, "from_seq": 0}
         if request.whole_run:
             self.connection.execute(Q.insert_scope, scope)

@@ -548,14 +548,11 @@ WHERE step_id = %(step_id)s AND state = 'UNDOING';
 
 -- name: expire_step
 UPDATE airflow_saga.step
-SET state = CASE WHEN EXISTS (SELECT 1 FROM airflow_saga.action a WHERE a.step_id = step.step_id AND a.residual)
+SET state = CASE WHEN EXISTS (SELECT 1 FROM airflow_saga.action a
+                              WHERE a.step_id = step.step_id AND a.residual AND NOT a.kept)
                  THEN 'PARTLY_UNDONE' ELSE 'UNDONE' END,
     fence = fence + 1, lease_until = NULL, changed_at = clock_timestamp()
-WHERE step_id = %(step_id)s AND state IN ('RUNNING', 'STOPPED', 'SUCCEEDED', 'UNDOING');
-
--- name: saga_has_residual
-SELECT EXISTS (SELECT 1 FROM airflow_saga.step s JOIN airflow_saga.action a USING (step_id)
-               WHERE s.saga_id = %(saga_id)s AND a.residual) AS stands;
+WHERE step_id = %(step_id)s AND state IN ('RUNNING', 'STOPPED', 'SUCCEEDED', 'UNDOING', 'UNDONE');
 
 -- name: left_by_undo
 -- What stands though it was to be undone, and what stands since no undo was to take it away.

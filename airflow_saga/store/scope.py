@@ -36,6 +36,16 @@ def scope_of(connection: psycopg.Connection, request: RequestRow) -> dict[int, C
     return {row["step_id"]: Cut(row["from_seq"], row["checkpoint"]) for row in rows}
 
 
+def cut_for_undo(connection: psycopg.Connection, step: StepRow, cut: Cut, *, goes_on: bool) -> None:
+    """Part a step at the place from which it is undone: what came before is kept, the rest gets its tries anew."""
+    if cut.from_seq > 0:
+        place = {"step_id": step.step_id, **cut._asdict()}
+        connection.execute(Q.cut_step, place)
+        connection.execute(Q.carry_savepoints, place)
+    reset = {"step_id": step.step_id, "goes_on": goes_on, "from_seq": cut.from_seq}
+    connection.execute(Q.reset_for_undo, reset)
+
+
 def lock_request(connection: psycopg.Connection, request_uuid: UUID) -> tuple[SagaRow, RequestRow]:
     """A request and its saga, the saga locked first as by everybody."""
     found = one(connection, RequestRow, Q.find_request, {"request_uuid": request_uuid})

@@ -25,7 +25,13 @@ from airflow_saga.store.queries import Q
 from airflow_saga.store.requests import insert_request, widen_request
 from airflow_saga.store.rows import dicts, first, many, note, one, wake
 from airflow_saga.store.saga import move_saga, state_after_undo, undo_again
-from airflow_saga.store.scope import lock_request, lock_steps_in_scope, scope_that_goes_on
+from airflow_saga.store.scope import (
+    cut_for_undo,
+    lock_request,
+    lock_steps_in_scope,
+    scope_of,
+    scope_that_goes_on,
+)
 
 
 @dataclass(frozen=True)
@@ -122,20 +128,33 @@ class SettleVerbs:
                 return None
             if saga.deadline_at is None or saga.deadline_at > now:
                 return None
-            for step in many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga_id}):
-                self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
-                self.connection.execute(Q.stop_deferred, {"step_id": step.step_id})
-                self.connection.execute(Q.let_go_of_kept, {"step_id": step.step_id})
-                self.connection.execute(Q.expire_step, {"step_id": step.step_id})
             request = one(self.connection, RequestRow, Q.open_request, {"saga_id": saga_id})
+            self._expire_steps(saga, request)
             if request is not None and request.state in (RequestState.REQUESTED, RequestState.FROZEN):
                 self._end_request(saga, request, RequestState.EXPIRED)
-            stands = (first(self.connection, Q.saga_has_residual, {"saga_id": saga_id}) or {})["stands"]
-            state = SagaState.PARTIALLY_CANCELLED if stands else SagaState.CANCELLED
+            state = state_after_undo(self.connection, saga)
             reason = "the deadline of the cancel passed before the undo had ended"
             move_saga(self.connection, saga, state, cause=saga.cause, actor=actor, reason=reason)
             wake(self.connection, saga_id, "settled")
             return one(self.connection, SagaRow, Q.lock_saga_by_id, {"saga_id": saga_id})
+
+    def _expire_steps(self, saga: SagaRow, request: RequestRow | None) -> None:
+        """Fence and sweep what was to be undone. Of an undo from a place on, what came before stays as it is."""
+        queued = one(self.connection, RequestRow, Q.queued_request, {"saga_id": saga.saga_id})
+        part = None if request is None or request.whole_run or queued is not None else request
+        if part is None:
+            steps = many(self.connection, StepRow, Q.lock_steps_of_saga, {"saga_id": saga.saga_id})
+        else:
+            steps = lock_steps_in_scope(self.connection, saga, part)
+        cuts = {} if part is None else scope_of(self.connection, part)
+        for step in steps:
+            self.connection.execute(Q.sweep_step, {"step_id": step.step_id})
+            self.connection.execute(Q.stop_deferred, {"step_id": step.step_id})
+            if part is None:
+                self.connection.execute(Q.let_go_of_kept, {"step_id": step.step_id})
+            elif part.state == RequestState.REQUESTED and part.cause not in GOES_ON_CAUSES:
+                cut_for_undo(self.connection, step, cuts[step.step_id], goes_on=False)
+            self.connection.execute(Q.expire_step, {"step_id": step.step_id})
 
     @retried
     def ask_again_if_due(self, saga_id: int) -> RequestRow | None:

@@ -108,7 +108,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         "unbounded: no probe, clear", "V", "exception retry cancel crash clear", bounded=False, slow=True
     ),
     _configuration("chain: undone from a step, clear, cancel", "U V", "place clear cancel", slow=True),
-    _configuration("chain: undone from a step, deadline", "U U", "place expire crash", slow=True),
+    _configuration("chain: undone from a step, deadline", "U U", "place expire"),
     _configuration("chain: slow listener", "U U", "slow mark clear", slow=True),
     _configuration("chain: mass outage, clear", "U U", "hold crash cancel clear", slow=True),
     _configuration("chain: task marked failed, clear", "U V", "mark_task clear", slow=True),
@@ -131,6 +131,7 @@ COVERING: tuple[str, ...] = (
     "chain: keep, marked failed, clear",
     "chain: undone from a step",
     "chain: undone from a step, late",
+    "chain: undone from a step, deadline",
 )
 """A small choice that together makes every move there is, but for those that need a large configuration."""
 

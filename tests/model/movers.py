@@ -187,14 +187,15 @@ def expire(protocol: Protocol, world: World) -> Iterator[Edge]:
     if any(step.process and step.zombie for step in world.steps) or (world.undo and world.undo_zombie):
         return  # bounded
     world = spend(world, "expire")
+    ends = world.request.steps if world.request and not world.queued else protocol.steps
     if world.request:
         world = protocol.close_request(world, "expire", EXPIRED)
     if world.queued:
         protocol.move_request(world.queued, "expire", EXPIRED)
     world = world._replace(queued=None, undo=None, undo_zombie=world.undo or world.undo_zombie)
-    world = world._replace(steps=tuple(_expired(protocol, i, step) for i, step in enumerate(world.steps)))
-    stands = protocol.saga_has_residual(world)
-    yield "expire", protocol.move_saga(world, "expire", PARTIALLY_CANCELLED if stands else CANCELLED), None
+    steps = (_expired(protocol, i, step) if i in ends else step for i, step in enumerate(world.steps))
+    world = world._replace(steps=tuple(steps))
+    yield "expire", protocol.move_saga(world, "expire", protocol.after_undo(world)), None
 
 
 def _expired(protocol: Protocol, i: int, step: Step) -> Step:

@@ -58,7 +58,7 @@ KILLED: dict[str, tuple[str, str]] = {
     "rest_is_named": ("chain: undone from a step", HIDDEN),
     # Late answers
     "late_reopen": ("crash", "a late answer is lost: CANCELLED with an open action"),
-    "late_step": ("deadline, undo zombie", "PARTIALLY_CANCELLED that no person can close"),
+    "late_step": ("deadline, undo zombie", NOBODY_KEPT),
     "late_scope": ("chain of three: clear", NOBODY_KEPT),
     "late_doubt": ("crash", "a late answer turns an undone action into DONE though nothing stands"),
     "late_no": ("no probe", NOTHING_NAMED),

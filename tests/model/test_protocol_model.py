@@ -21,6 +21,9 @@ from tests.model.protocol import LEGAL, IllegalMove, Protocol, Taken
 from tests.model.world import CANCELLED, QUEUED, World
 
 NOT_IN_THE_MODEL: dict[Taken, str] = {
+    ("step", "expire", "UNDONE", "PARTLY_UNDONE"): (
+        "a step of the model is undone as a whole, so nothing of an undone one was kept. The store's tests make it."
+    ),
     ("action", "twin", None, "DONE"): (
         "an action that is not idempotent is called again only after A1, so two effects of it need a world that breaks "
         "A1; and the model's steps have a fixed number of actions. The store's tests make it."

@@ -183,6 +183,40 @@ def test_the_deadline_names_what_is_open(scene: Scene) -> None:
     scene.time_passes(4000)
     assert scene.settles.expire_if_past_deadline(scene.saga.saga_id) is not None
     assert (scene.saga.state, scene.request.state) == ("PARTIALLY_CANCELLED", "EXPIRED")
+    assert [row.name for row in scene.reader.left_by_undo(scene.saga.saga_id)] == ["book", "book"]
+    assert (scene.step("car").state, scene.states()) == ("SUCCEEDED", {1: "DONE", 2: "DONE"})
+    for seq, task_id, generation in ((1, "hotel", None), (3, "flight", 1)):
+        action = scene.action(seq, task_id, generation)
+        scene.resolves.resolve(
+            *scene.run, action.action_id, to="COMPENSATED", actor="bob", note_text="by hand"
+        )
+    assert scene.saga.state == "SUSPENDED"
+    resumed = scene.try_attach("flight", **CLEARED)
+    assert [row.seq for row in resumed.recorded] == [1, 2], "what was kept is not done again"
+
+
+def test_the_deadline_of_a_whole_undo_names_what_an_earlier_one_had_kept(scene: Scene) -> None:
+    completed(scene)
+    undo_from(scene, 3)
+    scene.undone("hotel", "flight")
+    scene.ask(actor="bob")
+    scene.time_passes(4000)
+    assert scene.settles.expire_if_past_deadline(scene.saga.saga_id) is not None
+    assert (scene.saga.state, scene.step().state) == ("PARTIALLY_CANCELLED", "PARTLY_UNDONE")
+    assert len(scene.reader.left_by_undo(scene.saga.saga_id)) == 3
+
+
+def test_an_undo_that_is_killed_is_taken_over_and_ends_where_it_should(each_scene: Scene) -> None:
+    completed(each_scene)
+    request = undo_from(each_scene, 2).request
+    each_scene.freeze(request)
+    each_scene.undo_step("hotel", request)
+    each_scene.time_passes(120)
+    each_scene.freeze(request, owner="undo__2")
+    each_scene.undo_step("flight", request, owner="undo__2")
+    assert each_scene.settle(request, owner="undo__2") is not None
+    assert (each_scene.saga.state, each_scene.states()) == ("SUSPENDED", {1: "DONE"})
+    assert each_scene.action(1, "hotel").undo_tries == 1
 
 
 # -- who asks, and when -----------------------------------------------------------------------------------------------
@@ -254,7 +288,9 @@ def test_what_stays_has_to_be_known(scene: Scene) -> None:
     scene.act(step, 3)
     scene.steps.stop_if_held(step)
     scene.runs.fail_and_hint(*scene.run, cause="failure")
-    with pytest.raises(VerbRefusedError, match=r"before book of flight, book \(action \d+, IN_DOUBT\) is not settled"):
+    with pytest.raises(
+        VerbRefusedError, match=r"before book of flight, book \(action \d+, IN_DOUBT\) is not settled"
+    ):
         undo_from(scene, 3)
     assert undo_from(scene, 2).verdict is Verdict.CANCELLING
 

@@ -118,6 +118,13 @@ def _freeze_from(scene: Scene, seq: int) -> None:
 
 @SAGA.of("expire")
 def _expire(scene: Scene, move: Move) -> Iterator[Any]:
+    if move.target == "SUSPENDED":
+        _freeze_from(scene, 2)
+        scene.undo_step()
+        scene.time_passes(3601)
+        yield
+        scene.settles.expire_if_past_deadline(scene.saga.saga_id)
+        return
     step = scene.attach()
     if move.target == "PARTIALLY_CANCELLED":
         scene.act(step, 1)

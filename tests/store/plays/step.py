@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_saga.core.records import Outcome
 from airflow_saga.core.states import Move
+from airflow_saga.store.rewind import RewindVerbs
 from tests.store.plays import CLEARED, Plays, frozen_now, resolve, saga_in
 from tests.store.scene import Scene
 
@@ -101,6 +102,16 @@ def _undone(scene: Scene, move: Move) -> Iterator[Any]:
 
 @STEP.of("expire")
 def _step_expire(scene: Scene, move: Move) -> Iterator[Any]:
+    if move.source == "UNDONE":
+        scene.ran("flight", 1, 2)
+        scene.runs.complete_if_over(*scene.run)
+        RewindVerbs(scene.connection).undo_from(*scene.run, scene.action(2).action_id, actor="ann")
+        scene.undone("flight")
+        scene.ask()
+        scene.time_passes(3601)
+        yield
+        scene.settles.expire_if_past_deadline(scene.saga.saga_id)
+        return
     step = scene.attach()
     if move.target == "PARTLY_UNDONE":
         scene.act(step, 1)
